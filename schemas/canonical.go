@@ -1,0 +1,448 @@
+package schemas
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+	"unicode/utf8"
+)
+
+// The canonical form is a CloudEvent in Kafka binary mode. Headers carry the CloudEvents attributes; the record key is
+// the EventKey's 16 bytes; the record timestamp is IngestedAt; the value is a JSON object with its members in
+// this order, the optional ones left out when empty:
+//
+//	tenant, ingested_at, occurred_from, kind, target, measures[{metric, units, scale}], dimensions{}, reservation,
+//	list_cost{micros, currency}, digest, rules, origin
+//
+// Decode accepts exactly what Append writes: a fixed order makes decoding by hand fast, and any CloudEvents
+// client with a JSON parser reads it without knowing the order.
+
+const canonicalContentType = "application/json"
+
+// ErrNotCanonical is matched by every error of Decode. On usage.valid or usage.unique it means that something other than
+// the enricher or the deduper writes there: stop, do not skip.
+var ErrNotCanonical = errors.New("not a canonical usage event")
+
+// AppendHeaders appends the record headers of e to dst. The values share memory with e's strings only where Go allows no
+// change, so the caller may keep them.
+func (e *UsageEvent) AppendHeaders(dst []Header) []Header {
+	dst = append(dst,
+		Header{"ce_specversion", []byte("1.0")},
+		Header{"ce_id", []byte(e.ID)},
+		Header{"ce_source", []byte(e.Source)},
+		Header{"ce_type", []byte(e.Type)},
+		Header{"ce_time", e.OccurredAt.AppendFormat(make([]byte, 0, len(time.RFC3339Nano)), time.RFC3339Nano)},
+		Header{"content-type", []byte(canonicalContentType)},
+	)
+	if e.Subject != "" {
+		dst = append(dst, Header{"ce_subject", []byte(e.Subject)})
+	}
+	if e.TraceParent != "" {
+		dst = append(dst, Header{"ce_traceparent", []byte(e.TraceParent)})
+	}
+	if e.TraceState != "" {
+		dst = append(dst, Header{"ce_tracestate", []byte(e.TraceState)})
+	}
+	return dst
+}
+
+// ingestedLayout prints IngestedAt with the milliseconds that a Kafka timestamp has.
+const ingestedLayout = "2006-01-02T15:04:05.000Z"
+
+// AppendValue appends the record value of e to dst.
+func (e *UsageEvent) AppendValue(dst []byte) []byte {
+	dst = append(dst, `{"tenant":`...)
+	dst = appendJSONString(dst, e.Tenant)
+	dst = append(dst, `,"ingested_at":"`...)
+	dst = e.IngestedAt.AppendFormat(dst, ingestedLayout)
+	dst = append(dst, '"')
+	if e.OccurredFromIngest {
+		dst = append(dst, `,"occurred_from":"ingest"`...)
+	}
+	if e.Kind != KindUsage {
+		dst = append(dst, `,"kind":"`...)
+		dst = append(dst, e.Kind.String()...)
+		dst = append(dst, `","target":`...)
+		dst = appendJSONString(dst, e.Target)
+	}
+	dst = append(dst, `,"measures":[`...)
+	for i, m := range e.Measures {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, `{"metric":`...)
+		dst = appendJSONString(dst, m.Metric)
+		dst = append(dst, `,"units":`...)
+		dst = strconv.AppendInt(dst, m.Units, 10)
+		dst = append(dst, `,"scale":`...)
+		dst = strconv.AppendUint(dst, uint64(m.Scale), 10)
+		dst = append(dst, '}')
+	}
+	dst = append(dst, ']')
+	if len(e.Dimensions) > 0 {
+		dst = append(dst, `,"dimensions":{`...)
+		for i, d := range e.Dimensions {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = appendJSONString(dst, d.Name)
+			dst = append(dst, ':')
+			dst = appendJSONString(dst, d.Value)
+		}
+		dst = append(dst, '}')
+	}
+	if e.Reservation != "" {
+		dst = append(dst, `,"reservation":`...)
+		dst = appendJSONString(dst, e.Reservation)
+	}
+	if c := e.ListCost; c != nil {
+		dst = append(dst, `,"list_cost":{"micros":`...)
+		dst = strconv.AppendInt(dst, c.Micros, 10)
+		dst = append(dst, `,"currency":`...)
+		dst = appendJSONString(dst, c.Currency)
+		dst = append(dst, '}')
+	}
+	dst = append(dst, `,"digest":"`...)
+	dst = hex.AppendEncode(dst, e.Digest[:])
+	dst = append(dst, `","rules":`...)
+	dst = strconv.AppendInt(dst, e.RulesOffset, 10)
+	dst = append(dst, `,"origin":`...)
+	dst = appendJSONString(dst, e.Origin.String())
+	return append(dst, '}')
+}
+
+// String returns the word that the canonical form uses: usage, cancel or amend.
+func (k Kind) String() string {
+	switch k {
+	case KindUsage:
+		return "usage"
+	case KindCancel:
+		return "cancel"
+	case KindAmend:
+		return "amend"
+	}
+	return "kind(" + strconv.Itoa(int(k)) + ")"
+}
+
+// Decoder decodes canonical events and remembers the strings that repeat (tenants, metrics, sources, dimensions), so
+// that decoding one event costs the allocation of its id and little more. The zero value is ready. A Decoder serves one
+// goroutine.
+type Decoder struct{ interned map[string]string }
+
+// internMax bounds the remembered strings; at the bound the memory is dropped and built anew.
+const internMax = 1 << 16
+
+func (d *Decoder) intern(b []byte) string {
+	if s, ok := d.interned[string(b)]; ok {
+		return s
+	}
+	if d.interned == nil || len(d.interned) >= internMax {
+		d.interned = make(map[string]string)
+	}
+	s := string(b)
+	d.interned[s] = s
+	return s
+}
+
+// Decode reads a canonical record into e. It reuses e's slices, so what a caller keeps beyond the next call it
+// must clone; strings may be kept. The headers may be of any type with the shape of [Header], such as kgo.RecordHeader.
+// e.Key is taken from the record key; CheckKey compares it with the identity. Errors match ErrNotCanonical.
+func Decode[H ~struct {
+	Key   string
+	Value []byte
+}](d *Decoder, e *UsageEvent, key []byte, headers []H, value []byte) error {
+	*e = UsageEvent{Measures: e.Measures[:0], Dimensions: e.Dimensions[:0]}
+	if len(key) != len(e.Key) {
+		return fmt.Errorf("%w: the record key has %d bytes, an event key has %d", ErrNotCanonical, len(key), len(e.Key))
+	}
+	e.Key = EventKey(key)
+	var version bool
+	for _, hh := range headers {
+		h := Header(hh)
+		switch h.Key {
+		case "ce_specversion":
+			version = string(h.Value) == "1.0"
+		case "ce_id":
+			e.ID = string(h.Value)
+		case "ce_source":
+			e.Source = d.intern(h.Value)
+		case "ce_type":
+			e.Type = d.intern(h.Value)
+		case "ce_subject":
+			e.Subject = string(h.Value)
+		case "ce_time":
+			t, err := time.Parse(time.RFC3339Nano, string(h.Value))
+			if err != nil {
+				return fmt.Errorf("%w: header ce_time: %w", ErrNotCanonical, err)
+			}
+			e.OccurredAt = t.UTC()
+		case "ce_traceparent":
+			e.TraceParent = string(h.Value)
+		case "ce_tracestate":
+			e.TraceState = string(h.Value)
+		}
+	}
+	if !version || e.ID == "" || e.Source == "" || e.Type == "" || e.OccurredAt.IsZero() {
+		return fmt.Errorf("%w: a CloudEvents header is missing (specversion 1.0, id, source, type and time are needed)", ErrNotCanonical)
+	}
+	s := scanner{b: value, d: d}
+	s.event(e)
+	if s.fault != "" {
+		return fmt.Errorf("%w: value at byte %d: %s", ErrNotCanonical, s.i, s.fault)
+	}
+	return nil
+}
+
+// CheckKey reports whether the record key is the one that the identity demands.
+func (e *UsageEvent) CheckKey() bool { return e.Key == KeyOf(e.Source, e.ID) }
+
+// scanner reads the fixed form. After a fault every method does nothing, so the reading code has no error branches.
+type scanner struct {
+	b     []byte
+	i     int
+	d     *Decoder
+	fault string
+}
+
+func (s *scanner) event(e *UsageEvent) {
+	s.want(`{"tenant":`)
+	e.Tenant = s.interned()
+	s.want(`,"ingested_at":"`)
+	e.IngestedAt = s.time()
+	s.want(`"`)
+	if s.take(`,"occurred_from":"ingest"`) {
+		e.OccurredFromIngest = true
+	}
+	if s.take(`,"kind":"`) {
+		switch {
+		case s.take("cancel"):
+			e.Kind = KindCancel
+		case s.take("amend"):
+			e.Kind = KindAmend
+		default:
+			s.fail("unknown kind")
+		}
+		s.want(`","target":`)
+		e.Target = string(s.str())
+	}
+	s.want(`,"measures":[`)
+	for s.fault == "" && !s.take(`]`) {
+		if len(e.Measures) > 0 {
+			s.want(`,`)
+		}
+		var m Measure
+		s.want(`{"metric":`)
+		m.Metric = s.interned()
+		s.want(`,"units":`)
+		m.Units = s.int(MaxUnits)
+		s.want(`,"scale":`)
+		m.Scale = uint8(s.int(MaxScale))
+		s.want(`}`)
+		e.Measures = append(e.Measures, m)
+	}
+	if s.take(`,"dimensions":{`) {
+		for s.fault == "" && !s.take(`}`) {
+			if len(e.Dimensions) > 0 {
+				s.want(`,`)
+			}
+			var d Dimension
+			d.Name = s.interned()
+			s.want(`:`)
+			d.Value = s.interned()
+			e.Dimensions = append(e.Dimensions, d)
+		}
+	}
+	if s.take(`,"reservation":`) {
+		e.Reservation = string(s.str())
+	}
+	if s.take(`,"list_cost":{"micros":`) {
+		e.ListCost = &ListCost{Micros: s.int(MaxUnits)}
+		s.want(`,"currency":`)
+		e.ListCost.Currency = s.interned()
+		s.want(`}`)
+	}
+	s.want(`,"digest":"`)
+	if len(s.b)-s.i < 2*len(e.Digest) {
+		s.fail("short digest")
+	} else if _, err := hex.Decode(e.Digest[:], s.b[s.i:s.i+2*len(e.Digest)]); err != nil {
+		s.fail("the digest is not hexadecimal")
+	} else {
+		s.i += 2 * len(e.Digest)
+	}
+	s.want(`","rules":`)
+	e.RulesOffset = s.int(1<<63 - 1)
+	s.want(`,"origin":`)
+	s.origin(&e.Origin)
+	s.want(`}`)
+	if s.fault == "" && s.i != len(s.b) {
+		s.fail("bytes follow the object")
+	}
+}
+
+func (s *scanner) fail(why string) {
+	if s.fault == "" {
+		s.fault = why
+	}
+}
+
+func (s *scanner) take(lit string) bool {
+	if s.fault != "" || len(s.b)-s.i < len(lit) || string(s.b[s.i:s.i+len(lit)]) != lit {
+		return false
+	}
+	s.i += len(lit)
+	return true
+}
+
+func (s *scanner) want(lit string) {
+	if !s.take(lit) {
+		s.fail("want " + lit)
+	}
+}
+
+func (s *scanner) int(most int64) int64 {
+	start := s.i
+	var n int64
+	for s.i < len(s.b) && s.b[s.i] >= '0' && s.b[s.i] <= '9' {
+		digit := int64(s.b[s.i] - '0')
+		if n > (most-digit)/10 {
+			s.fail("number too large")
+			return 0
+		}
+		n = n*10 + digit
+		s.i++
+	}
+	if s.i == start || (s.b[start] == '0' && s.i > start+1) {
+		s.fail("want a number without leading zeros")
+	}
+	return n
+}
+
+// str reads a JSON string. The result shares the value's memory unless an escape had to be resolved.
+func (s *scanner) str() []byte {
+	if !s.take(`"`) {
+		s.fail("want a string")
+		return nil
+	}
+	start := s.i
+	for ; s.i < len(s.b); s.i++ {
+		switch c := s.b[s.i]; {
+		case c == '"':
+			out := s.b[start:s.i]
+			s.i++
+			return out
+		case c == '\\':
+			return s.escaped(start)
+		case c < 0x20:
+			s.fail("control character in a string")
+			return nil
+		}
+	}
+	s.fail("unterminated string")
+	return nil
+}
+
+func (s *scanner) escaped(start int) []byte {
+	for ; s.i < len(s.b) && s.b[s.i] != '"'; s.i++ {
+		if s.b[s.i] == '\\' {
+			s.i++
+		}
+	}
+	if s.i >= len(s.b) {
+		s.fail("unterminated string")
+		return nil
+	}
+	s.i++
+	var out string
+	if err := json.Unmarshal(s.b[start-1:s.i], &out); err != nil {
+		s.fail("bad escape")
+		return nil
+	}
+	return []byte(out)
+}
+
+func (s *scanner) interned() string {
+	b := s.str()
+	if s.fault != "" {
+		return ""
+	}
+	return s.d.intern(b)
+}
+
+func (s *scanner) time() time.Time {
+	if s.fault != "" || len(s.b)-s.i < len(ingestedLayout) {
+		s.fail("want a time")
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339Nano, string(s.b[s.i:s.i+len(ingestedLayout)]))
+	if err != nil {
+		s.fail("want a time in UTC with milliseconds")
+		return time.Time{}
+	}
+	s.i += len(ingestedLayout)
+	return t.UTC()
+}
+
+func (s *scanner) origin(o *Origin) {
+	b := s.str()
+	rest, offset, ok := cutLast(b, '/')
+	topic, partition, ok2 := cutLast(rest, '/')
+	if !ok || !ok2 {
+		s.fail("want topic/partition/offset")
+		return
+	}
+	p, err := strconv.ParseInt(string(partition), 10, 32)
+	off, err2 := strconv.ParseInt(string(offset), 10, 64)
+	if err != nil || err2 != nil {
+		s.fail("want topic/partition/offset")
+		return
+	}
+	o.Topic, o.Partition, o.Offset = s.d.intern(topic), int32(p), off
+}
+
+func cutLast(b []byte, sep byte) (before, after []byte, found bool) {
+	i := bytes.LastIndexByte(b, sep)
+	if i < 0 {
+		return b, nil, false
+	}
+	return b[:i], b[i+1:], true
+}
+
+const hexDigits = "0123456789abcdef"
+
+// appendJSONString appends s as a JSON string. Text that is valid UTF-8 without control characters, quotes and backslashes
+// is copied as it is; invalid UTF-8 becomes U+FFFD, which the enricher has refused before.
+func appendJSONString(dst []byte, s string) []byte {
+	dst = append(dst, '"')
+	start := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c >= 0x20 && c != '"' && c != '\\' && c < utf8.RuneSelf {
+			i++
+			continue
+		}
+		if c >= utf8.RuneSelf {
+			r, size := utf8.DecodeRuneInString(s[i:])
+			if r == utf8.RuneError && size == 1 {
+				dst = append(dst, s[start:i]...)
+				dst = append(dst, "\ufffd"...)
+				start = i + 1
+			}
+			i += size
+			continue
+		}
+		dst = append(dst, s[start:i]...)
+		if c == '"' || c == '\\' {
+			dst = append(dst, '\\', c)
+		} else {
+			dst = append(dst, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
+		}
+		i++
+		start = i
+	}
+	dst = append(dst, s[start:]...)
+	return append(dst, '"')
+}
