@@ -1,6 +1,9 @@
 package schemas
 
-import "time"
+import (
+	"strconv"
+	"time"
+)
 
 // The topics. Partition n of usage.valid, usage.unique, usage.conflict and usage.manifest hold the same events' records;
 // their partition count is chosen once and never changed in place.
@@ -74,3 +77,22 @@ const (
 	// HeaderReplay marks a record that an operator replays; its value is the grant document that admits an old event.
 	HeaderReplay = "kanjo_replay"
 )
+
+// Configs returns the topic's settings by their Kafka names.
+func (s TopicSpec) Configs() map[string]*string {
+	set := func(v string) *string { return &v }
+	retention := "-1"
+	if s.Retention >= 0 {
+		retention = strconv.FormatInt(s.Retention.Milliseconds(), 10)
+	}
+	c := map[string]*string{
+		"cleanup.policy":    set("delete"),
+		"retention.ms":      set(retention),
+		"retention.bytes":   set("-1"),
+		"max.message.bytes": set(strconv.Itoa(s.MaxMessageBytes)),
+	}
+	if s.AppendTime {
+		c["message.timestamp.type"] = set("LogAppendTime")
+	}
+	return c
+}

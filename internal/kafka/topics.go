@@ -1,0 +1,80 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/kanjo-dev/kanjo/schemas"
+)
+
+// EnsureTopics creates the topics that are missing with the installation's common partition count, and returns an error that
+// names every existing topic whose partition count differs from what is asked: a partition count is never changed in place.
+// minISR and replication follow the cluster's defaults when replication is 0.
+func EnsureTopics(ctx context.Context, cl *kgo.Client, specs []schemas.TopicSpec, partitions int32, replication int16) error {
+	if replication == 0 {
+		replication = -1
+	}
+	adm := kadm.NewClient(cl)
+	existing, err := adm.ListTopics(ctx)
+	if err != nil {
+		return fmt.Errorf("list the topics: %w", err)
+	}
+	var errs []error
+	for _, spec := range specs {
+		want := spec.Partitions
+		if want == 0 {
+			want = partitions
+		}
+		if have, ok := existing[spec.Name]; ok && have.Err == nil {
+			if n := len(have.Partitions); int32(n) != want {
+				errs = append(errs, fmt.Errorf("topic %s has %d partitions, %d are asked for: the count of a topic with records is never changed in place; "+
+					"set the partition count back, or move to new topics (docs/runbook.md, \"More partitions\")", spec.Name, n, want))
+			}
+			continue
+		}
+		resp, err := adm.CreateTopic(ctx, want, replication, spec.Configs(), spec.Name)
+		if err == nil {
+			err = resp.Err
+		}
+		if err != nil && !errors.Is(err, kerr.TopicAlreadyExists) {
+			errs = append(errs, fmt.Errorf("create topic %s: %w", spec.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// PartitionCount returns how many partitions a topic has.
+func PartitionCount(ctx context.Context, cl *kgo.Client, topic string) (int32, error) {
+	topics, err := kadm.NewClient(cl).ListTopics(ctx, topic)
+	if err != nil {
+		return 0, fmt.Errorf("look up topic %s: %w", topic, err)
+	}
+	t := topics[topic]
+	if t.Err != nil {
+		return 0, fmt.Errorf("look up topic %s: %w (kanjo migrate creates the topics)", topic, t.Err)
+	}
+	return int32(len(t.Partitions)), nil
+}
+
+// RawTopics returns the names of usage.raw and of every usage.raw.<door> that exists, sorted.
+func RawTopics(ctx context.Context, cl *kgo.Client) ([]string, error) {
+	topics, err := kadm.NewClient(cl).ListTopics(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the topics: %w", err)
+	}
+	var out []string
+	for _, name := range topics.Names() {
+		if name == schemas.TopicRaw || strings.HasPrefix(name, schemas.TopicRawPrefix) {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
+
