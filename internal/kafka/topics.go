@@ -76,5 +76,3 @@ func RawTopics(ctx context.Context, cl *kgo.Client) ([]string, error) {
 	}
 	return out, nil
 }
-
-
