@@ -8,8 +8,6 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 LDFLAGS := -X main.version=$(VERSION)
 MODULES := . schemas producer e2e
 
-# The linter is pinned here and built by the go command when it is first used.
-STATICCHECK := $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
 include hack/engines.mk
 
