@@ -3,10 +3,11 @@
 package directory
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
-	"sort"
 	"time"
 
 	"github.com/kanjo-dev/kanjo/schemas/control"
@@ -27,32 +28,46 @@ type version struct {
 // records with one kind, name and version the first stands. A document that cannot be decoded is an error: apply
 // checks before it publishes, so something else wrote the topic.
 func Build(offset int64, docs []control.Document) (*Directory, error) {
-	d := &Directory{offset: offset, docs: make(map[control.Kind]map[string][]version)}
+	return new(Directory).With(offset, docs)
+}
+
+// With returns the directory that holds docs beside what d holds, as Build does. What has not changed is shared with d, so
+// that following the topic costs as much as the kinds that changed, not as the whole control plane.
+func (d *Directory) With(offset int64, docs []control.Document) (*Directory, error) {
+	next := &Directory{offset: offset, docs: d.docs}
+	if len(docs) == 0 {
+		return next, nil
+	}
+	next.docs = maps.Clone(d.docs)
+	if next.docs == nil {
+		next.docs = make(map[control.Kind]map[string][]version)
+	}
+	cloned := make(map[control.Kind]bool)
 	for _, doc := range docs {
-		byName := d.docs[doc.Kind]
-		if byName == nil {
-			byName = make(map[string][]version)
-			d.docs[doc.Kind] = byName
+		if !cloned[doc.Kind] {
+			byName := maps.Clone(next.docs[doc.Kind])
+			if byName == nil {
+				byName = make(map[string][]version)
+			}
+			next.docs[doc.Kind], cloned[doc.Kind] = byName, true
 		}
-		if slices.ContainsFunc(byName[doc.Name], func(v version) bool { return v.Version == doc.Version }) {
+		byName := next.docs[doc.Kind]
+		i, found := slices.BinarySearchFunc(byName[doc.Name], doc.Version, func(v version, n int) int { return cmp.Compare(v.Version, n) })
+		if found {
 			continue
 		}
 		v := version{Document: doc}
 		if !doc.Deleted {
 			decoded, err := decode(doc)
 			if err != nil {
-				return nil, fmt.Errorf("control document %s/%s/%d: %w", doc.Kind, doc.Name, doc.Version, err)
+				return nil, fmt.Errorf("control document %s: %w", doc.Key(), err)
 			}
 			v.decoded = decoded
 		}
-		byName[doc.Name] = append(byName[doc.Name], v)
+		// A copy, because d's slice may have room behind its end that another successor of d would write to as well.
+		byName[doc.Name] = slices.Insert(slices.Clone(byName[doc.Name]), i, v)
 	}
-	for _, byName := range d.docs {
-		for _, vs := range byName {
-			sort.SliceStable(vs, func(i, j int) bool { return vs[i].Version < vs[j].Version })
-		}
-	}
-	return d, nil
+	return next, nil
 }
 
 func decode(doc control.Document) (any, error) {

@@ -5,6 +5,7 @@ package control
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 )
 
@@ -41,6 +42,10 @@ type Document struct {
 	// SHA256 is the hex digest of Spec, so that a manifest can name the text it relied on.
 	SHA256 string `json:"sha256"`
 }
+
+// Key returns the record key on kanjo.control: kind/name/version. It is for people and for tools that look records up; names
+// may hold slashes, so it is not taken apart again.
+func (d Document) Key() string { return fmt.Sprintf("%s/%s/%d", d.Kind, d.Name, d.Version) }
 
 // Aggregation says how the measures of a metric make one quantity.
 type Aggregation string
