@@ -1,0 +1,2 @@
+// Package ledger records the log in ClickHouse, the system of record.
+package ledger
