@@ -1,0 +1,142 @@
+// Package redis is how every part reaches Redis: one connection block for a single server, Sentinel or Cluster.
+//
+// Its clients never retry by themselves. A command whose answer was lost may have been carried out, and go-redis would
+// send it again: an increment would count twice. Whoever needs a retry sends only scripts that are idempotent.
+package redis
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Config says how to reach Redis. The zero value of each field but Addrs has a use.
+type Config struct {
+	// Addrs are host:port of the server, of the Sentinels when SentinelMaster is set, or of some nodes of a Cluster.
+	Addrs []string
+	// Cluster says that Addrs are a Cluster's; several Addrs without a SentinelMaster mean the same.
+	Cluster bool
+	// SentinelMaster is the name under which the Sentinels know the master.
+	SentinelMaster   string
+	SentinelUser     string
+	SentinelPassword string
+
+	User     string
+	Password string
+	DB       int // not with Cluster
+
+	TLS        bool
+	CAFile     string // PEM; empty uses the system's
+	CertFile   string // PEM client certificate with KeyFile; empty sends none
+	KeyFile    string
+	ServerName string // empty uses the server's host
+
+	// DialTimeout bounds a connection attempt, Timeout one exchange with the server and the wait for a free
+	// connection. Zero uses 1 s and 5 s; admission sets both near 50 ms.
+	DialTimeout time.Duration
+	Timeout     time.Duration
+	// PoolSize bounds the connections per server; zero uses go-redis's default.
+	PoolSize int
+}
+
+// Validate reports every problem at once.
+func (c Config) Validate() error {
+	var errs []error
+	if len(c.Addrs) == 0 {
+		errs = append(errs, errors.New("redis: no address given (addrs: host:port, comma separated)"))
+	}
+	for _, addr := range c.Addrs {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			errs = append(errs, fmt.Errorf("redis: address %q: want host:port", addr))
+		}
+	}
+	if c.Cluster && c.SentinelMaster != "" {
+		errs = append(errs, errors.New("redis: cluster and sentinel-master exclude each other"))
+	}
+	if c.DB != 0 && (c.Cluster || len(c.Addrs) > 1 && c.SentinelMaster == "") {
+		errs = append(errs, fmt.Errorf("redis: database %d: a Cluster has database 0 only", c.DB))
+	}
+	if c.DB < 0 {
+		errs = append(errs, fmt.Errorf("redis: database %d: must not be negative", c.DB))
+	}
+	if c.SentinelMaster == "" && (c.SentinelUser != "" || c.SentinelPassword != "") {
+		errs = append(errs, errors.New("redis: Sentinel credentials are given without sentinel-master"))
+	}
+	if c.User != "" && c.Password == "" {
+		errs = append(errs, errors.New("redis: a user is given without a password"))
+	}
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		errs = append(errs, errors.New("redis: a client certificate needs both cert-file and key-file"))
+	}
+	if !c.TLS && (c.CAFile != "" || c.CertFile != "" || c.ServerName != "") {
+		errs = append(errs, errors.New("redis: TLS files are given but TLS is off"))
+	}
+	if c.DialTimeout < 0 || c.Timeout < 0 || c.PoolSize < 0 {
+		errs = append(errs, errors.New("redis: timeouts and pool-size must not be negative"))
+	}
+	return errors.Join(errs...)
+}
+
+// Options returns go-redis's options for c.
+func (c Config) Options() (*redis.UniversalOptions, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	pick := func(v, def time.Duration) time.Duration {
+		if v > 0 {
+			return v
+		}
+		return def
+	}
+	timeout := pick(c.Timeout, 5*time.Second)
+	o := &redis.UniversalOptions{
+		Addrs: c.Addrs, IsClusterMode: c.Cluster, MasterName: c.SentinelMaster,
+		SentinelUsername: c.SentinelUser, SentinelPassword: c.SentinelPassword,
+		Username: c.User, Password: c.Password, DB: c.DB,
+		ClientName:    "kanjo",
+		MaxRetries:    -1, // 0 would mean 3
+		DialerRetries: 1,
+		DialTimeout:   pick(c.DialTimeout, time.Second),
+		ReadTimeout:   timeout, WriteTimeout: timeout, PoolTimeout: timeout,
+		ContextTimeoutEnabled: true, // else a deadline of 50 ms waits for the read timeout
+		PoolSize:              c.PoolSize,
+		DisableIdentity:       true,
+	}
+	if c.TLS {
+		conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName}
+		if c.CAFile != "" {
+			pem, err := os.ReadFile(c.CAFile)
+			if err != nil {
+				return nil, fmt.Errorf("redis: read the CA file: %w", err)
+			}
+			conf.RootCAs = x509.NewCertPool()
+			if !conf.RootCAs.AppendCertsFromPEM(pem) {
+				return nil, fmt.Errorf("redis: the CA file %s holds no PEM certificate", c.CAFile)
+			}
+		}
+		if c.CertFile != "" {
+			cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+			if err != nil {
+				return nil, fmt.Errorf("redis: read the client certificate: %w", err)
+			}
+			conf.Certificates = []tls.Certificate{cert}
+		}
+		o.TLSConfig = conf
+	}
+	return o, nil
+}
+
+// NewClient returns a client. It connects on first use.
+func (c Config) NewClient() (redis.UniversalClient, error) {
+	o, err := c.Options()
+	if err != nil {
+		return nil, err
+	}
+	return redis.NewUniversalClient(o), nil
+}
