@@ -3,7 +3,6 @@ package schemas
 import (
 	"bytes"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -27,38 +26,80 @@ const canonicalContentType = "application/json"
 // the enricher or the deduper writes there: stop, do not skip.
 var ErrNotCanonical = errors.New("not a canonical usage event")
 
-// AppendHeaders appends the record headers of e to dst. The values share memory with e's strings only where Go allows no
-// change, so the caller may keep them.
+// AppendHeaders appends the record headers of e to dst. The values share no memory with e, so the caller may keep them.
 func (e *UsageEvent) AppendHeaders(dst []Header) []Header {
+	_, dst = AppendHeadersTo(e, nil, dst)
+	return dst
+}
+
+// Header values that are the same for every event. Nobody writes to a header's value.
+var (
+	specVersionValue = []byte("1.0")
+	contentTypeValue = []byte(canonicalContentType)
+)
+
+// AppendHeadersTo is AppendHeaders for headers of any type with the shape of [Header], such as kgo.RecordHeader. It
+// puts the values behind each other into arena, so that a batch of events shares a few allocations, and returns both.
+// The headers refer to the arena's memory: the caller may append to the arena, and must not change what stands in it.
+func AppendHeadersTo[H ~struct {
+	Key   string
+	Value []byte
+}](e *UsageEvent, arena []byte, dst []H) ([]byte, []H) {
+	n := len(arena)
+	arena = append(arena, e.ID...)
+	id := arena[n:len(arena):len(arena)]
+	n = len(arena)
+	arena = append(arena, e.Source...)
+	source := arena[n:len(arena):len(arena)]
+	n = len(arena)
+	arena = append(arena, e.Type...)
+	typ := arena[n:len(arena):len(arena)]
+	n = len(arena)
+	arena = e.OccurredAt.AppendFormat(arena, time.RFC3339Nano)
+	occurred := arena[n:len(arena):len(arena)]
 	dst = append(dst,
-		Header{"ce_specversion", []byte("1.0")},
-		Header{"ce_id", []byte(e.ID)},
-		Header{"ce_source", []byte(e.Source)},
-		Header{"ce_type", []byte(e.Type)},
-		Header{"ce_time", e.OccurredAt.AppendFormat(make([]byte, 0, len(time.RFC3339Nano)), time.RFC3339Nano)},
-		Header{"content-type", []byte(canonicalContentType)},
+		H{"ce_specversion", specVersionValue},
+		H{"ce_id", id},
+		H{"ce_source", source},
+		H{"ce_type", typ},
+		H{"ce_time", occurred},
+		H{"content-type", contentTypeValue},
 	)
 	if e.Subject != "" {
-		dst = append(dst, Header{"ce_subject", []byte(e.Subject)})
+		n = len(arena)
+		arena = append(arena, e.Subject...)
+		dst = append(dst, H{"ce_subject", arena[n:len(arena):len(arena)]})
 	}
 	if e.TraceParent != "" {
-		dst = append(dst, Header{"ce_traceparent", []byte(e.TraceParent)})
+		n = len(arena)
+		arena = append(arena, e.TraceParent...)
+		dst = append(dst, H{"ce_traceparent", arena[n:len(arena):len(arena)]})
 	}
 	if e.TraceState != "" {
-		dst = append(dst, Header{"ce_tracestate", []byte(e.TraceState)})
+		n = len(arena)
+		arena = append(arena, e.TraceState...)
+		dst = append(dst, H{"ce_tracestate", arena[n:len(arena):len(arena)]})
 	}
-	return dst
+	return arena, dst
 }
 
 // ingestedLayout prints IngestedAt with the milliseconds that a Kafka timestamp has.
 const ingestedLayout = "2006-01-02T15:04:05.000Z"
+
+// appendMillis appends t, which is in UTC, in ingestedLayout. Formatting RFC 3339 without a fraction is several times
+// faster than any other layout.
+func appendMillis(dst []byte, t time.Time) []byte {
+	dst = t.AppendFormat(dst, time.RFC3339)
+	ms := t.Nanosecond() / int(time.Millisecond)
+	return append(dst[:len(dst)-1], '.', byte('0'+ms/100), byte('0'+ms/10%10), byte('0'+ms%10), 'Z')
+}
 
 // AppendValue appends the record value of e to dst.
 func (e *UsageEvent) AppendValue(dst []byte) []byte {
 	dst = append(dst, `{"tenant":`...)
 	dst = appendJSONString(dst, e.Tenant)
 	dst = append(dst, `,"ingested_at":"`...)
-	dst = e.IngestedAt.AppendFormat(dst, ingestedLayout)
+	dst = appendMillis(dst, e.IngestedAt)
 	dst = append(dst, '"')
 	if e.OccurredFromIngest {
 		dst = append(dst, `,"occurred_from":"ingest"`...)
@@ -110,9 +151,13 @@ func (e *UsageEvent) AppendValue(dst []byte) []byte {
 	dst = hex.AppendEncode(dst, e.Digest[:])
 	dst = append(dst, `","rules":`...)
 	dst = strconv.AppendInt(dst, e.RulesOffset, 10)
-	dst = append(dst, `,"origin":`...)
-	dst = appendJSONString(dst, e.Origin.String())
-	return append(dst, '}')
+	dst = append(dst, `,"origin":"`...)
+	dst = append(dst, e.Origin.Topic...) // topic names have no character that JSON escapes
+	dst = append(dst, '/')
+	dst = strconv.AppendInt(dst, int64(e.Origin.Partition), 10)
+	dst = append(dst, '/')
+	dst = strconv.AppendInt(dst, e.Origin.Offset, 10)
+	return append(dst, '"', '}')
 }
 
 // String returns the word that the canonical form uses: usage, cancel or amend.
@@ -131,21 +176,9 @@ func (k Kind) String() string {
 // Decoder decodes canonical events and remembers the strings that repeat (tenants, metrics, sources, dimensions), so
 // that decoding one event costs the allocation of its id and little more. The zero value is ready. A Decoder serves one
 // goroutine.
-type Decoder struct{ interned map[string]string }
-
-// internMax bounds the remembered strings; at the bound the memory is dropped and built anew.
-const internMax = 1 << 16
-
-func (d *Decoder) intern(b []byte) string {
-	if s, ok := d.interned[string(b)]; ok {
-		return s
-	}
-	if d.interned == nil || len(d.interned) >= internMax {
-		d.interned = make(map[string]string)
-	}
-	s := string(b)
-	d.interned[s] = s
-	return s
+type Decoder struct {
+	strings interner
+	scratch []byte // the last string that had to be unescaped
 }
 
 // Decode reads a canonical record into e. It reuses e's slices, so what a caller keeps beyond the next call it
@@ -169,17 +202,17 @@ func Decode[H ~struct {
 		case "ce_id":
 			e.ID = string(h.Value)
 		case "ce_source":
-			e.Source = d.intern(h.Value)
+			e.Source = d.strings.get(h.Value)
 		case "ce_type":
-			e.Type = d.intern(h.Value)
+			e.Type = d.strings.get(h.Value)
 		case "ce_subject":
-			e.Subject = string(h.Value)
+			e.Subject = d.strings.get(h.Value)
 		case "ce_time":
-			t, err := time.Parse(time.RFC3339Nano, string(h.Value))
-			if err != nil {
-				return fmt.Errorf("%w: header ce_time: %w", ErrNotCanonical, err)
+			t, ok := parseTime(h.Value)
+			if !ok {
+				return fmt.Errorf("%w: header ce_time: %q is not an RFC 3339 time", ErrNotCanonical, h.Value)
 			}
-			e.OccurredAt = t.UTC()
+			e.OccurredAt = t
 		case "ce_traceparent":
 			e.TraceParent = string(h.Value)
 		case "ce_tracestate":
@@ -321,47 +354,58 @@ func (s *scanner) int(most int64) int64 {
 	return n
 }
 
-// str reads a JSON string. The result shares the value's memory unless an escape had to be resolved.
+// str reads a JSON string as appendJSONString writes it. The result shares the value's memory, or the decoder's scratch
+// buffer when an escape had to be resolved, so it is valid until the next string is read.
 func (s *scanner) str() []byte {
-	if !s.take(`"`) {
+	if s.fault != "" || s.i >= len(s.b) || s.b[s.i] != '"' {
 		s.fail("want a string")
 		return nil
 	}
-	start := s.i
-	for ; s.i < len(s.b); s.i++ {
-		switch c := s.b[s.i]; {
-		case c == '"':
-			out := s.b[start:s.i]
-			s.i++
-			return out
-		case c == '\\':
-			return s.escaped(start)
-		case c < 0x20:
-			s.fail("control character in a string")
-			return nil
+	start := s.i + 1
+	for i := start; i < len(s.b); i++ {
+		c := s.b[i]
+		if plain[c] {
+			continue
 		}
+		if c == '"' {
+			s.i = i + 1
+			return s.b[start:i]
+		}
+		return s.hardStr(start, i)
 	}
 	s.fail("unterminated string")
 	return nil
 }
 
-func (s *scanner) escaped(start int) []byte {
-	for ; s.i < len(s.b) && s.b[s.i] != '"'; s.i++ {
-		if s.b[s.i] == '\\' {
-			s.i++
+func (s *scanner) hardStr(start, i int) []byte {
+	out := append(s.d.scratch[:0], s.b[start:i]...)
+	defer func() { s.d.scratch = out[:0] }()
+	for i < len(s.b) {
+		switch c := s.b[i]; {
+		case c == '"':
+			s.i = i + 1
+			if !utf8.Valid(out) {
+				s.fail("invalid UTF-8 in a string")
+			}
+			return out
+		case c == '\\':
+			r, size := unescape(s.b[i:])
+			if want := appendEscape(make([]byte, 0, 8), byte(r)); r >= utf8.RuneSelf || size != len(want) || string(want) != string(s.b[i:i+size]) {
+				s.fail("an escape that is not canonical")
+				return nil
+			}
+			out = append(out, byte(r))
+			i += size
+		case c < 0x20:
+			s.fail("control character in a string")
+			return nil
+		default:
+			out = append(out, c)
+			i++
 		}
 	}
-	if s.i >= len(s.b) {
-		s.fail("unterminated string")
-		return nil
-	}
-	s.i++
-	var out string
-	if err := json.Unmarshal(s.b[start-1:s.i], &out); err != nil {
-		s.fail("bad escape")
-		return nil
-	}
-	return []byte(out)
+	s.fail("unterminated string")
+	return nil
 }
 
 func (s *scanner) interned() string {
@@ -369,7 +413,7 @@ func (s *scanner) interned() string {
 	if s.fault != "" {
 		return ""
 	}
-	return s.d.intern(b)
+	return s.d.strings.get(b)
 }
 
 func (s *scanner) time() time.Time {
@@ -377,13 +421,14 @@ func (s *scanner) time() time.Time {
 		s.fail("want a time")
 		return time.Time{}
 	}
-	t, err := time.Parse(time.RFC3339Nano, string(s.b[s.i:s.i+len(ingestedLayout)]))
-	if err != nil {
+	text := s.b[s.i : s.i+len(ingestedLayout)]
+	t, ok := parseTime(text)
+	if !ok || text[len(text)-1] != 'Z' || text[19] != '.' {
 		s.fail("want a time in UTC with milliseconds")
 		return time.Time{}
 	}
 	s.i += len(ingestedLayout)
-	return t.UTC()
+	return t
 }
 
 func (s *scanner) origin(o *Origin) {
@@ -394,13 +439,20 @@ func (s *scanner) origin(o *Origin) {
 		s.fail("want topic/partition/offset")
 		return
 	}
-	p, err := strconv.ParseInt(string(partition), 10, 32)
-	off, err2 := strconv.ParseInt(string(offset), 10, 64)
-	if err != nil || err2 != nil {
+	p, ok := plainInt(partition, 1<<31-1)
+	off, ok2 := plainInt(offset, 1<<63-1)
+	if !ok || !ok2 {
 		s.fail("want topic/partition/offset")
 		return
 	}
-	o.Topic, o.Partition, o.Offset = s.d.intern(topic), int32(p), off
+	o.Topic, o.Partition, o.Offset = s.d.strings.get(topic), int32(p), off
+}
+
+// plainInt reads all of b as a number in [0, most] without leading zeros.
+func plainInt(b []byte, most int64) (int64, bool) {
+	s := scanner{b: b}
+	n := s.int(most)
+	return n, s.fault == "" && s.i == len(b)
 }
 
 func cutLast(b []byte, sep byte) (before, after []byte, found bool) {
@@ -435,14 +487,17 @@ func appendJSONString(dst []byte, s string) []byte {
 			continue
 		}
 		dst = append(dst, s[start:i]...)
-		if c == '"' || c == '\\' {
-			dst = append(dst, '\\', c)
-		} else {
-			dst = append(dst, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
-		}
+		dst = appendEscape(dst, c)
 		i++
 		start = i
 	}
 	dst = append(dst, s[start:]...)
 	return append(dst, '"')
+}
+
+func appendEscape(dst []byte, c byte) []byte {
+	if c == '"' || c == '\\' {
+		return append(dst, '\\', c)
+	}
+	return append(dst, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
 }
