@@ -210,6 +210,8 @@ func (m *measurer) column(typ string, rows int) {
 		}
 	case name == "LowCardinality" && len(args) == 1:
 		m.dictionary(args[0], rows)
+	case strings.HasPrefix(name, "Interval"):
+		m.skip(8 * rows)
 	case name == "SimpleAggregateFunction" && len(args) == 2:
 		m.column(args[1], rows)
 	default:

@@ -4,6 +4,7 @@ import (
 	"compress/gzip"
 	"compress/zlib"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -186,9 +187,9 @@ type request struct {
 	get      bool
 
 	body     io.Reader // data of an INSERT
-	compress bool   // answer in ClickHouse's compressed blocks
-	method   string // LZ4 or ZSTD
-	revision uint64 // of Native blocks in the answer
+	compress bool      // answer in ClickHouse's compressed blocks
+	method   string    // LZ4 or ZSTD
+	revision uint64    // of Native blocks in the answer
 }
 
 type setting struct{ name, value string }
@@ -276,7 +277,7 @@ func (req *request) readBody(r *http.Request, query url.Values) error {
 		return refusal(codeNotImplemented, "Content-Encoding "+encoding+" is not served by this engine: use gzip, deflate or ClickHouse's LZ4")
 	}
 	if query.Get("decompress") == "1" {
-		body = compress.NewReader(body)
+		body = newFrames(body)
 	}
 
 	sql := query.Get("query")
@@ -363,6 +364,43 @@ func fill(p []byte, r io.Reader) (n int, err error) {
 		m, err = r.Read(p[n:])
 		n += m
 	}
+	return n, err
+}
+
+// frames reads ClickHouse's compressed blocks. Its end is io.EOF only where a block ends; compress.Reader alone also
+// says so behind a block's header.
+type frames struct {
+	raw    *counter
+	blocks *compress.Reader
+	whole  int64 // bytes of raw up to the end of the last block
+}
+
+func newFrames(r io.Reader) *frames {
+	raw := &counter{r: r}
+	return &frames{raw: raw, blocks: compress.NewReader(raw)}
+}
+
+func (f *frames) Read(p []byte) (int, error) {
+	n, err := f.blocks.Read(p)
+	if err == nil {
+		f.whole = f.raw.n
+	} else if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+		if f.raw.n == f.whole {
+			err = io.EOF
+		}
+	}
+	return n, err
+}
+
+type counter struct {
+	r io.Reader
+	n int64
+}
+
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
 	return n, err
 }
 

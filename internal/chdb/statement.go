@@ -24,24 +24,26 @@ func parse(sql string) statement {
 	depth := 0
 	selects := false // INSERT ... SELECT takes its rows from the query
 	for t := (tokens{text: sql}); t.next(); {
-		switch {
-		case t.token == "(" || t.token == "[" || t.token == "{":
+		switch t.token {
+		case "(", "[", "{":
 			depth++
-		case t.token == ")" || t.token == "]" || t.token == "}":
-			depth--
-		case depth > 0:
 			continue
-		case t.token == ";":
-			s.sql = sql[:t.start]
-			s.several = t.next()
-			return s
+		case ")", "]", "}":
+			depth--
+			continue
+		case ";":
+			if depth == 0 {
+				s.sql = sql[:t.start]
+				s.several = t.next()
+				return s
+			}
 		}
 		word := strings.ToUpper(t.token)
-		if s.verb == "" && t.token != "(" {
+		switch {
+		case s.verb == "":
 			s.verb = word
-			continue
-		}
-		if s.verb == "INSERT" && !selects {
+		case depth > 0:
+		case s.verb == "INSERT" && !selects:
 			switch word {
 			case "SELECT", "WITH", "WATCH":
 				selects = true
@@ -50,17 +52,20 @@ func parse(sql string) statement {
 				s.head, s.data = sql[:t.start], sql[t.end:]
 				return s
 			case "FORMAT":
-				start := t.start
-				if t.next() {
-					s.takesData, s.format = true, t.token
-					s.head, s.data = sql[:start], strings.TrimPrefix(strings.TrimLeft(sql[t.end:], " \t\r"), "\n")
-					return s
-				}
+				s.head = sql[:t.start]
+				t.next()
+				s.takesData, s.format = true, t.token
+				s.data = strings.TrimPrefix(strings.TrimLeft(sql[t.end:], " \t\r"), "\n")
+				return s
 			}
-			continue
-		}
-		if word == "FORMAT" && t.next() {
-			s.format = t.token
+		case word == "FORMAT":
+			// The last clause but for SETTINGS: a column may have that name, too.
+			name := t
+			name.next()
+			after := name
+			if !after.next() || after.token == ";" || strings.EqualFold(after.token, "SETTINGS") {
+				s.format = name.token
+			}
 		}
 	}
 	return s
