@@ -9,16 +9,18 @@
 -- that says so in Kafka does.
 
 -- log_epochs numbers the incarnations of each topic: offsets mean something only inside one. A topic that was deleted and made
--- anew has another topic id and so the next epoch. The first row of a topic id counts.
+-- anew has another topic id and so the next epoch. The lowest epoch of a topic id counts. partitions is the count that the
+-- topic had at first sight: it must never change.
 CREATE TABLE IF NOT EXISTS log_epochs
 (
     topic      LowCardinality(String),
     topic_id   String,
     epoch      UInt32,
+    partitions Int32,
     first_seen DateTime64(3, 'UTC')
 )
 ENGINE = ReplacingMergeTree
-ORDER BY (topic, topic_id, epoch)
+ORDER BY (topic, topic_id, epoch, partitions)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
 -- usage_events: one row per measure of every record of usage.unique.
