@@ -1,0 +1,22 @@
+-- begin: starts a generation with given watermarks, by compare-and-set on the generation that the caller saw.
+-- KEYS: state. ARGV: generation seen ('' = none), new generation ('' = choose), since in ms, max hold in ms,
+-- partition count, then one offset per partition.
+local gen, next_gen = unpack(redis.call('HMGET', KEYS[1], 'gen', 'next'))
+if (gen or '') ~= ARGV[1] then return {'moved', gen or ''} end
+local now = now_ms()
+local new = tonumber(ARGV[2])
+if not new then
+  -- Seconds since the epoch, so that it differs from any generation of a state that is gone together with its numbers:
+  -- counters that survived the loss must not be taken for new ones.
+  new = math.max(math.floor(now / 1000), (tonumber(next_gen) or 0) + 1)
+end
+local name = string.format('%.0f', new)
+local set = {'gen', name, 'next', string.format('%.0f', math.max(new, tonumber(next_gen) or 0)), 'since', ARGV[3],
+  'parts', ARGV[5], 'shut', string.format('%.0f', now + tonumber(ARGV[4]))}
+for p = 0, tonumber(ARGV[5]) - 1 do
+  set[#set + 1] = 'w:' .. p
+  set[#set + 1] = ARGV[6 + p]
+end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], unpack(set))
+return {'ok', name}

@@ -1,0 +1,139 @@
+package counters
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/schemas/control"
+)
+
+// ListCostMetric returns the metric under which list costs of a currency are counted, in micro-units. Money limits
+// count it.
+func ListCostMetric(currency string) string { return "list_cost/" + currency }
+
+// plan says which counters an event changes: a pure function of one state of the control plane. A plan serves one
+// goroutine, for it remembers what it has looked up.
+type plan struct {
+	dir     *directory.Directory
+	limits  []limit
+	metrics map[string]aggregation
+}
+
+type limit struct {
+	*control.Limit
+	kind Kind
+}
+
+// aggregation is what a counter does with a metric's units.
+type aggregation struct {
+	op       byte   // s, m, l or u, as the apply script knows them
+	ones     bool   // each event counts one, whatever its units
+	distinct string // the dimension whose values are counted
+}
+
+func newPlan(dir *directory.Directory, now time.Time) (*plan, error) {
+	p := &plan{dir: dir, metrics: make(map[string]aggregation)}
+	// Limits that hold now, and those that will: what they count must stand before they begin.
+	names := append(dir.Names(control.KindLimit, now), dir.Names(control.KindLimit, time.Unix(1<<40, 0))...)
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		for _, doc := range dir.Versions(control.KindLimit, name) {
+			if doc.Deleted {
+				continue
+			}
+			// Every version is counted, the past ones too: a limit that is over costs a little memory, and what a counter
+			// holds depends less on the moment at which an event is applied.
+			l := new(control.Limit)
+			if err := json.Unmarshal(doc.Spec, l); err != nil {
+				return nil, fmt.Errorf("limit %s/%d: %w", doc.Name, doc.Version, err)
+			}
+			kind, err := ParseKind(l.Window)
+			if err != nil {
+				continue // sliding and concurrency windows are admission's own
+			}
+			p.limits = append(p.limits, limit{l, kind})
+		}
+	}
+	return p, nil
+}
+
+// aggregation returns how a metric is counted. A metric's aggregation never changes, so any version tells it.
+func (p *plan) aggregation(metric string) (aggregation, bool) {
+	if a, ok := p.metrics[metric]; ok {
+		return a, true
+	}
+	if strings.HasPrefix(metric, "list_cost/") {
+		return aggregation{op: 's'}, true
+	}
+	for _, doc := range p.dir.Versions(control.KindMetric, metric) {
+		var m control.Metric
+		if doc.Deleted || json.Unmarshal(doc.Spec, &m) != nil {
+			continue
+		}
+		a := aggregation{op: 's'}
+		switch m.Aggregation {
+		case control.Count:
+			a.ones = true
+		case control.Max:
+			a.op = 'm'
+		case control.Latest:
+			a.op = 'l'
+		case control.Distinct:
+			a.op, a.distinct = 'u', m.Distinct
+		}
+		p.metrics[metric] = a
+		return a, true
+	}
+	return aggregation{}, false
+}
+
+// series is a dimension, or the whole tenant, and the kinds of windows it is counted in.
+type series struct {
+	dimension string // empty: the whole tenant
+	kinds     []Kind
+}
+
+// series returns what is counted of a tenant and metric, the whole tenant first: hour, day and month always, everything
+// else where a limit asks for it.
+func (p *plan) series(tenant, metric string) []series {
+	out := []series{{kinds: []Kind{Hour, Day, Month}}}
+	for _, l := range p.limits {
+		if l.Metric != metric || !p.selects(l, tenant) {
+			continue
+		}
+		i := slices.IndexFunc(out, func(s series) bool { return s.dimension == l.Per })
+		if i < 0 {
+			out = append(out, series{dimension: l.Per})
+			i = len(out) - 1
+		}
+		if !slices.Contains(out[i].kinds, l.kind) {
+			out[i].kinds = append(out[i].kinds, l.kind)
+		}
+	}
+	return out
+}
+
+func (p *plan) selects(l limit, tenant string) bool {
+	if l.Tenant != "" {
+		return l.Tenant == tenant
+	}
+	if l.Plan == "" {
+		return true
+	}
+	for _, doc := range p.dir.Versions(control.KindTenant, tenant) {
+		var t control.Tenant
+		if !doc.Deleted && json.Unmarshal(doc.Spec, &t) == nil && t.Plan == l.Plan {
+			return true
+		}
+	}
+	return false
+}
+
+// zones returns the tenant's zone history, empty for a tenant that the control plane has never known.
+func (p *plan) zones(tenant string) (zones, error) {
+	return loadZones(p.dir.Zones(tenant))
+}

@@ -1,0 +1,638 @@
+package counters
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/internal/failpoint"
+	"github.com/kanjo-dev/kanjo/internal/kafka"
+	"github.com/kanjo-dev/kanjo/internal/ops"
+	"github.com/kanjo-dev/kanjo/internal/redis"
+	"github.com/kanjo-dev/kanjo/schemas"
+)
+
+// Config configures the sink. The zero value of each field but Kafka and Redis has a use.
+type Config struct {
+	Kafka kafka.Config
+	Redis redis.Config
+	// Group is the consumer group; empty is kanjo-counters.
+	Group string
+	// Directory is the control plane; nil makes the sink follow kanjo.control itself.
+	Directory *directory.Follower
+	Grace     Grace
+	// FlushEvery bounds how long an event waits in memory for others; zero is 100 ms.
+	FlushEvery time.Duration
+	// SweepEvery is how often buckets without traffic are moved up, and WatchEvery how often Redis is asked whether it is
+	// still the same. Zero is 5 s and 2 s.
+	SweepEvery, WatchEvery time.Duration
+	// MaxHold is the longest life of a reservation: so long hard limits stay shut after holds may have been lost. Zero is 1 h.
+	MaxHold time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	set := func(v *time.Duration, def time.Duration) {
+		if *v == 0 {
+			*v = def
+		}
+	}
+	if c.Group == "" {
+		c.Group = "kanjo-counters"
+	}
+	set(&c.FlushEvery, 100*time.Millisecond)
+	set(&c.SweepEvery, 5*time.Second)
+	set(&c.WatchEvery, 2*time.Second)
+	set(&c.MaxHold, time.Hour)
+	c.Grace = c.Grace.withDefaults()
+	return c
+}
+
+// Validate reports every problem at once.
+func (c Config) Validate() error {
+	errs := []error{c.Kafka.Validate(), c.Redis.Validate()}
+	for name, d := range map[string]time.Duration{
+		"flush-every": c.FlushEvery, "sweep-every": c.SweepEvery, "watch-every": c.WatchEvery, "max-hold": c.MaxHold,
+		"grace of an hour": c.Grace.Hour, "grace of a day": c.Grace.Day, "grace of a week": c.Grace.Week, "grace of a month": c.Grace.Month,
+	} {
+		if d < 0 {
+			errs = append(errs, fmt.Errorf("counters: %s is %s: must not be negative", name, d))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Stage is the sink. Its Run may be called once.
+type Stage struct {
+	cfg     Config
+	log     *slog.Logger
+	metrics *metrics
+	health  *ops.Health
+	rdb     goredis.UniversalClient
+	store   store
+	cl      *kgo.Client
+
+	// mu guards what the group's callbacks share with Run's goroutine. kgo runs them only while Run allows it, which it does
+	// with nothing folded.
+	mu    sync.Mutex
+	owned map[int32]*partition
+	// stale says why the position must be taken from Redis before anything else is read; empty when it need not.
+	stale string
+
+	// Only Run's goroutine touches these.
+	follower  *directory.Follower
+	plan      *plan
+	fold      *fold
+	seen      []bucketState // what Redis said when the position was last taken
+	events    int           // folded and not flushed
+	newest    time.Time     // IngestedAt of the newest of them
+	flushed   time.Time
+	swept     time.Time
+	watched   time.Time
+	everWhole bool
+	decoder   schemas.Decoder
+	event     schemas.UsageEvent
+	clock     time.Time
+}
+
+// partition is the position in a partition of usage.unique.
+type partition struct {
+	wm       [Buckets]int64 // as Redis has them
+	next     int64          // everything below is in Redis or in the fold
+	end      int64          // the end when the position was taken: to be reached before the buckets are whole
+	attested bool
+}
+
+// New returns a sink that does nothing until Run. The health checks are kafka, redis and counters.
+func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (*Stage, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Stage{
+		cfg: cfg.withDefaults(), log: log, metrics: newMetrics(reg), health: health,
+		owned: make(map[int32]*partition),
+	}
+	for _, check := range []string{"kafka", "redis", "counters"} {
+		health.Set(check, errors.New("starting"))
+	}
+	return s, nil
+}
+
+// Run moves usage.unique into Redis until ctx ends; then it flushes, commits offsets, leaves the group and returns nil. Any
+// other return is an error that a restart alone does not heal; it says what to do.
+func (s *Stage) Run(ctx context.Context) error {
+	var err error
+	if s.rdb, err = s.cfg.Redis.NewClient(); err != nil {
+		return err
+	}
+	defer s.rdb.Close()
+	s.store = store{s.rdb}
+
+	var following sync.WaitGroup
+	followCtx, stopFollowing := context.WithCancel(ctx)
+	defer following.Wait()
+	defer stopFollowing()
+	if s.follower = s.cfg.Directory; s.follower == nil {
+		if s.follower, err = directory.NewFollower(s.cfg.Kafka, s.log); err != nil {
+			return err
+		}
+		following.Go(func() { s.follower.Run(followCtx) }) // its error reaches whoever asks it
+	}
+	if err := s.follower.WaitLoaded(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("counters: %w", err)
+	}
+
+	session, heartbeat, rebalance, _ := s.cfg.Kafka.Session()
+	s.cl, err = s.cfg.Kafka.NewClient(
+		kgo.ConsumerGroup(s.cfg.Group), kgo.ConsumeTopics(schemas.TopicUnique),
+		kgo.SessionTimeout(session), kgo.HeartbeatInterval(heartbeat), kgo.RebalanceTimeout(rebalance),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		// Markers are read so that the position passes them: else an idle partition's watermark would stay below the end, and
+		// one day below what retention has left.
+		kgo.KeepControlRecords(),
+		kgo.FetchMaxPartitionBytes(4<<20),
+		kgo.BlockRebalanceOnPoll(), kgo.AutoCommitMarks(),
+		kgo.OnPartitionsAssigned(s.assigned), kgo.OnPartitionsRevoked(s.revoked), kgo.OnPartitionsLost(s.revoked),
+		kgo.AdjustFetchOffsetsFn(s.fetched),
+	)
+	if err != nil {
+		return err
+	}
+	err = s.loop(ctx)
+	s.drain(context.WithoutCancel(ctx), err == nil)
+	return err
+}
+
+// fetched replaces the group's offsets, which exist for people. The partitions are paused until Run has set their positions from
+// Redis, so nothing is read from here. It asks for the positions once more: one that Run set between assigned and
+// now is about to be overwritten, one set from now on stands.
+func (s *Stage) fetched(_ context.Context, offsets map[string]map[int32]kgo.Offset) (map[string]map[int32]kgo.Offset, error) {
+	for topic, ps := range offsets {
+		s.cl.PauseFetchPartitions(map[string][]int32{topic: slices.Collect(maps.Keys(ps))})
+		for p := range ps {
+			ps[p] = kgo.NewOffset().At(0)
+		}
+	}
+	s.setStale("assigned")
+	return offsets, nil
+}
+
+func (s *Stage) assigned(_ context.Context, cl *kgo.Client, m map[string][]int32) {
+	cl.PauseFetchPartitions(m)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range m[schemas.TopicUnique] {
+		s.owned[p] = &partition{}
+		s.stale = "assigned"
+	}
+}
+
+func (s *Stage) revoked(_ context.Context, _ *kgo.Client, m map[string][]int32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range m[schemas.TopicUnique] {
+		delete(s.owned, p)
+		s.metrics.lag.DeleteLabelValues(strconv.Itoa(int(p)))
+	}
+}
+
+// setStale makes the next turn of the loop take the position from Redis.
+func (s *Stage) setStale(cause string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stale == "" {
+		s.stale = cause
+	}
+}
+
+func (s *Stage) isStale() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stale
+}
+
+// stopError is an error that ends Run: trying again would not help.
+type stopError struct{ error }
+
+func (e stopError) Unwrap() error { return e.error }
+
+func (s *Stage) loop(ctx context.Context) error {
+	const waitMin, waitMax = 50 * time.Millisecond, 2 * time.Second
+	wait := waitMin
+	for ctx.Err() == nil {
+		fetches := s.poll(ctx) // from here to AllowRebalance no partition comes or goes
+		if ctx.Err() != nil {
+			return nil
+		}
+		var err error
+		if cause := s.isStale(); cause != "" {
+			// What was polled is read again from the position that is taken now.
+			err = s.resume(ctx, cause)
+		} else {
+			err = s.turn(ctx, fetches)
+		}
+		if err == nil {
+			wait = waitMin
+			if s.events == 0 {
+				s.cl.AllowRebalance()
+			}
+			continue
+		}
+		var stop stopError
+		if errors.As(err, &stop) {
+			s.health.Set("counters", err)
+			return stop.error
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		// The outcome of what failed is unknown and does not matter: forget what is in memory, and take the position from Redis.
+		s.forget()
+		if errors.Is(err, errMoved) {
+			s.setStale("moved")
+			s.log.Warn("counters: Redis is not as this process left it; taking the position from it again", "error", err)
+		} else {
+			s.setStale("failed")
+			s.log.Warn("counters: holding the partitions and trying again", "error", err, "wait", wait)
+		}
+		s.cl.PauseFetchTopics(schemas.TopicUnique)
+		s.cl.AllowRebalance()
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, waitMax)
+	}
+	return nil
+}
+
+func (s *Stage) poll(ctx context.Context) kgo.Fetches {
+	d := s.cfg.WatchEvery / 2
+	switch {
+	case s.isStale() != "":
+		d = time.Millisecond // everything is paused; the poll is for its hold on rebalances
+	case s.events > 0:
+		d = max(time.Until(s.flushed.Add(s.cfg.FlushEvery)), time.Millisecond)
+	case s.unswept():
+		d = min(d, 4*s.cfg.FlushEvery)
+	}
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return s.cl.PollFetches(ctx)
+}
+
+// forget drops what is folded and what was looked up: the expiry of a key may have to be set anew.
+func (s *Stage) forget() {
+	s.events = 0
+	s.fold = nil
+}
+
+// turn handles what one poll brought.
+func (s *Stage) turn(ctx context.Context, fetches kgo.Fetches) error {
+	var failed error
+	fetches.EachError(func(_ string, p int32, err error) {
+		var lost *kgo.ErrDataLoss
+		switch {
+		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		case errors.Is(err, kerr.OffsetOutOfRange), errors.As(err, &lost):
+			failed = fmt.Errorf("partition %d: the log does not hold the position: %w", p, err)
+		default:
+			failed = fmt.Errorf("read partition %d: %w", p, err)
+		}
+	})
+	if failed != nil {
+		s.health.Set("kafka", failed)
+		return failed
+	}
+	if s.events == 0 {
+		s.flushed = time.Now() // the first event to come waits from now
+	}
+	if err := s.usePlan(ctx, 0); err != nil {
+		return err
+	}
+	s.clock = time.Now()
+	for it := fetches.RecordIter(); !it.Done(); {
+		if err := s.record(ctx, it.Next()); err != nil {
+			return err
+		}
+	}
+	idle := fetches.NumRecords() == 0
+	sweep := s.unswept() && (idle || time.Since(s.swept) >= s.cfg.SweepEvery)
+	if s.fold.full() || sweep || s.events > 0 && time.Since(s.flushed) >= s.cfg.FlushEvery {
+		if err := s.flush(ctx, sweep); err != nil {
+			return err
+		}
+		if err := s.attest(ctx); err != nil {
+			return err
+		}
+	}
+	if s.events == 0 && time.Since(s.watched) >= s.cfg.WatchEvery {
+		return s.watch(ctx)
+	}
+	return nil
+}
+
+// usePlan makes sure that the fold follows a control plane read at least to offset.
+func (s *Stage) usePlan(ctx context.Context, offset int64) error {
+	dir := s.follower.Current()
+	if dir.Offset() < offset {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		var err error
+		if dir, err = s.follower.CaughtUp(ctx); err != nil {
+			if errors.Is(err, directory.ErrStopped) {
+				return stopError{fmt.Errorf("counters: %w", err)}
+			}
+			return fmt.Errorf("follow the control plane: %w", err)
+		}
+		if dir.Offset() < offset {
+			return stopError{fmt.Errorf("counters: an event was resolved by kanjo.control up to offset %d, which ends at %d: "+
+				"the topic was cut short or belongs to another installation", offset, dir.Offset())}
+		}
+	}
+	if s.fold != nil && s.plan.dir == dir {
+		return nil
+	}
+	if s.events > 0 {
+		if err := s.flush(ctx, false); err != nil {
+			return err
+		}
+	}
+	p, err := newPlan(dir, time.Now())
+	if err != nil {
+		return stopError{fmt.Errorf("counters: %w", err)}
+	}
+	s.plan, s.fold = p, newFold(p, s.cfg.Grace)
+	return nil
+}
+
+func (s *Stage) record(ctx context.Context, r *kgo.Record) error {
+	part := s.owned[r.Partition] // no callback runs now
+	if part == nil || r.Offset < part.next {
+		return nil
+	}
+	if r.Attrs.IsControl() {
+		part.next = r.Offset + 1
+		return nil
+	}
+	e := &s.event
+	if err := schemas.Decode(&s.decoder, e, r.Key, r.Headers, r.Value); err != nil {
+		return stopError{fmt.Errorf("counters: %s/%d/%d: %w; only the deduper may write this topic", r.Topic, r.Partition, r.Offset, err)}
+	}
+	if e.Kind != schemas.KindUsage {
+		s.metrics.skipped.WithLabelValues("correction").Inc()
+		part.next = r.Offset + 1
+		return nil
+	}
+	if e.RulesOffset > s.plan.dir.Offset() {
+		if err := s.usePlan(ctx, e.RulesOffset); err != nil {
+			return err
+		}
+	}
+	t, err := s.fold.tenant(e.Tenant)
+	if err != nil {
+		return stopError{fmt.Errorf("counters: %s/%d/%d: %w", r.Topic, r.Partition, r.Offset, err)}
+	}
+	if r.Offset < part.wm[t.bucket] {
+		s.metrics.skipped.WithLabelValues("below_watermark").Inc()
+		part.next = r.Offset + 1
+		return nil
+	}
+	if err := s.fold.add(t, e, s.clock); err != nil {
+		return stopError{fmt.Errorf("counters: %s/%d/%d: %w", r.Topic, r.Partition, r.Offset, err)}
+	}
+	part.next = r.Offset + 1
+	s.events++
+	s.newest = e.IngestedAt
+	if s.fold.full() {
+		return s.flush(ctx, false)
+	}
+	return nil
+}
+
+// unswept reports whether a bucket's watermark lies below the position.
+func (s *Stage) unswept() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, part := range s.owned {
+		for b := range part.wm {
+			if part.wm[b] < part.next {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// flush applies what is folded, and with sweep moves every bucket up.
+func (s *Stage) flush(ctx context.Context, sweep bool) error {
+	start := time.Now()
+	s.fold.collect()
+	failpoint.Hit("counters.before_apply")
+	pipe := s.rdb.Pipeline()
+	var buckets []uint8
+	var cmds []*goredis.Cmd
+	for b := range Buckets {
+		bucket := &s.fold.buckets[b]
+		if !sweep && len(bucket.counters) == 0 && len(bucket.reservations) == 0 {
+			continue
+		}
+		args := make([]any, 2, 16+4*len(bucket.counters))
+		args[0] = s.seen[b].gen
+		n := 0
+		for p, part := range s.owned {
+			if part.wm[b] < part.next {
+				args = append(args, p, part.wm[b], part.next)
+				n++
+			}
+		}
+		if n == 0 {
+			continue
+		}
+		args[1] = n
+		keys := append(make([]string, 0, 2+len(bucket.counters)), stateKey(uint8(b)), holdsKey(uint8(b)))
+		keys, args = bucket.args(s.seen[b].gen, keys, args)
+		buckets = append(buckets, uint8(b))
+		cmds = append(cmds, applyScript.EvalSha(ctx, pipe, keys, args...))
+	}
+	if len(cmds) > 0 {
+		if _, err := pipe.Exec(ctx); err != nil {
+			s.health.Set("redis", err)
+			return fmt.Errorf("apply %d events to %d buckets: %w", s.events, len(cmds), err)
+		}
+		s.metrics.scripts.WithLabelValues("apply").Add(float64(len(cmds)))
+	}
+	for i, cmd := range cmds {
+		reply, err := cmd.Slice()
+		var did applied
+		if err == nil {
+			did, err = parseApplied(reply)
+		}
+		if err != nil {
+			return fmt.Errorf("apply to bucket %d: %w", buckets[i], err)
+		}
+		s.metrics.writes.Add(float64(did.writes))
+		s.metrics.expired.Add(float64(did.skipped))
+		for _, part := range s.owned {
+			part.wm[buckets[i]] = part.next
+		}
+	}
+	failpoint.Hit("counters.after_apply")
+	s.fold.reset()
+	now := time.Now()
+	if s.events > 0 {
+		s.metrics.events.Add(float64(s.events))
+		s.metrics.batch.Observe(float64(s.events))
+		s.metrics.flush.Observe(now.Sub(start).Seconds())
+		s.metrics.age.Observe(now.Sub(s.newest).Seconds())
+	}
+	s.events, s.flushed = 0, now
+	if sweep {
+		s.swept = now
+	}
+	s.health.Set("redis", nil)
+	// For people who look at the group's lag; nothing reads these offsets.
+	marks := make(map[int32]kgo.EpochOffset, len(s.owned))
+	for p, part := range s.owned {
+		marks[p] = kgo.EpochOffset{Epoch: -1, Offset: part.next}
+	}
+	s.cl.MarkCommitOffsets(map[string]map[int32]kgo.EpochOffset{schemas.TopicUnique: marks})
+	return nil
+}
+
+// attest tells Redis which partitions have been read to the end that they had when the position was taken.
+func (s *Stage) attest(ctx context.Context) error {
+	ends := make(map[int32]int64)
+	for p, part := range s.owned {
+		if !part.attested && part.next >= part.end {
+			ends[p] = part.end
+		}
+	}
+	if len(ends) == 0 {
+		return nil
+	}
+	if s.unswept() {
+		if err := s.flush(ctx, true); err != nil {
+			return err
+		}
+	}
+	failpoint.Hit("counters.before_attest")
+	whole, err := s.store.attest(ctx, s.seen, s.cfg.MaxHold, ends)
+	if err != nil {
+		return err
+	}
+	for p := range ends {
+		s.owned[p].attested = true
+	}
+	s.setWhole(whole)
+	return nil
+}
+
+func (s *Stage) setWhole(whole bool) {
+	if whole {
+		s.metrics.whole.Set(1)
+		s.health.Set("counters", nil)
+		if !s.everWhole {
+			s.log.Info("counters: every bucket can count")
+		}
+		s.everWhole = true
+		return
+	}
+	s.metrics.whole.Set(0)
+	s.health.Set("counters", errors.New("buckets are being rebuilt from the log; until that is done they answer cannot count"))
+}
+
+// watch asks Redis whether it is still what it was, and Kafka how far the ends are.
+func (s *Stage) watch(ctx context.Context) error {
+	s.watched = time.Now()
+	states, err := s.store.look(ctx)
+	if err != nil {
+		s.health.Set("redis", err)
+		return err
+	}
+	whole := true
+	for b, st := range states {
+		if len(s.owned) > 0 { // an instance without partitions relies on nothing
+			if err := s.check(uint8(b), st); err != nil {
+				return err
+			}
+		}
+		whole = whole && st.gen != "" && st.stateRun == st.run
+	}
+	s.setWhole(whole)
+	s.health.Set("redis", nil)
+
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	ends, err := kadm.NewClient(s.cl).ListCommittedOffsets(ctx, schemas.TopicUnique)
+	if err == nil {
+		err = ends.Error()
+	}
+	s.health.Set("kafka", err)
+	if err != nil {
+		return nil // The client tries again by itself, and what is folded stays good.
+	}
+	for p, part := range s.owned {
+		if end, ok := ends.Lookup(schemas.TopicUnique, p); ok {
+			s.metrics.lag.WithLabelValues(strconv.Itoa(int(p))).Set(float64(max(0, end.Offset-part.next)))
+		}
+	}
+	return nil
+}
+
+// check compares a bucket's state with what this process relies on.
+func (s *Stage) check(b uint8, st bucketState) error {
+	was := s.seen[b]
+	switch {
+	case st.gen != was.gen || st.lost != "":
+		return fmt.Errorf("%w: bucket %d has generation %q, had %q %s", errMoved, b, st.gen, was.gen, st.lost)
+	case st.run != was.run:
+		return fmt.Errorf("%w: redis was restarted or replaced", errMoved)
+	case st.policy != "noeviction":
+		return fmt.Errorf("redis: %w", policyError(st.policy))
+	case st.stateRun == st.run && st.evicted > st.stateEvicted:
+		return fmt.Errorf("%w: redis has evicted %d keys", errMoved, st.evicted-st.stateEvicted)
+	}
+	for p, part := range s.owned {
+		if st.wm[p] != part.wm[b] {
+			return fmt.Errorf("%w: bucket %d, partition %d stands at %d, was left at %d", errMoved, b, p, st.wm[p], part.wm[b])
+		}
+	}
+	return nil
+}
+
+func policyError(policy string) error {
+	return fmt.Errorf("maxmemory-policy is %s, which lets redis drop counters silently; set it to noeviction "+
+		"(CONFIG SET maxmemory-policy noeviction, and in redis.conf) on a server of its own", policy)
+}
+
+// drain ends in flow order: flush, offsets, leave the group, close.
+func (s *Stage) drain(ctx context.Context, clean bool) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if clean && s.isStale() == "" && s.fold != nil && s.seen != nil && s.unswept() {
+		if err := s.flush(ctx, true); err != nil {
+			s.log.Warn("counters: the last flush failed; its events will be read again", "error", err)
+		}
+	}
+	if err := s.cl.CommitMarkedOffsets(ctx); err != nil {
+		s.log.Warn("counters: the last offsets were not committed; the lag shown is too large", "error", err)
+	}
+	s.cl.CloseAllowingRebalance()
+	s.health.Set("counters", errors.New("stopped"))
+}

@@ -1,0 +1,114 @@
+package counters
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kanjo-dev/kanjo/internal/calendar"
+	"github.com/kanjo-dev/kanjo/internal/directory"
+)
+
+// zones is a tenant's zone history with the rules loaded.
+type zones []zoneFrom
+
+type zoneFrom struct {
+	from time.Time // zero for the first
+	name string
+	loc  *time.Location
+}
+
+func loadZones(history []directory.ZoneFrom) (zones, error) {
+	out := make(zones, 0, len(history))
+	for _, h := range history {
+		loc, err := time.LoadLocation(h.Zone)
+		if err != nil {
+			return nil, fmt.Errorf("time zone %q: %w", h.Zone, err)
+		}
+		out = append(out, zoneFrom{h.From.UTC(), h.Zone, loc})
+	}
+	return out, nil
+}
+
+// window returns the window of the kind that holds t, and the zone it was computed by.
+//
+// Where the tenant's zone changes, the running window of the old zone ends at that instant and a window of the new zone
+// begins there. The new zone's own window around that instant began earlier: when at least half of it is left, the first
+// window is that rest; when less is left, the rest belongs to the window after it, so that moving a tenant west does
+// not give it an extra month of a few hours.
+func (z zones) window(kind Kind, t time.Time) (calendar.Interval, string) {
+	if kind == Total || len(z) == 0 {
+		return calendar.Interval{}, ""
+	}
+	i := len(z) - 1
+	for i > 0 && t.Before(z[i].from) {
+		i--
+	}
+	w := calendarKind(kind)
+	in := calendar.Of(w, t, z[i].loc)
+	if i > 0 {
+		from := z[i].from
+		if first := calendar.Of(w, from, z[i].loc); first.Start.Before(from) && t.Before(first.End) {
+			in = calendar.Interval{Start: from, End: first.End}
+			if first.End.Sub(from) < first.End.Sub(first.Start)/2 {
+				in.End = calendar.Of(w, first.End, z[i].loc).End
+			}
+		} else if rest := first.End.Sub(from); first.Start.Before(from) && rest < first.End.Sub(first.Start)/2 && in.Start.Equal(first.End) {
+			in.Start = from
+		}
+	}
+	if i+1 < len(z) && z[i+1].from.Before(in.End) {
+		in.End = z[i+1].from
+	}
+	return in, z[i].name
+}
+
+func calendarKind(kind Kind) calendar.Window {
+	switch kind {
+	case Hour:
+		return calendar.Hour
+	case Day:
+		return calendar.Day
+	case Week:
+		return calendar.Week
+	case Month:
+		return calendar.Month
+	}
+	panic("counters: no calendar window for " + kind.String())
+}
+
+// Grace is how long a counter outlives its window. While it lives late events still reach it; after it, they change the
+// log and the ledger alone. The zero value uses 2, 8, 35 and 62 days, so that the previous month can be asked for all
+// through the running one.
+type Grace struct{ Hour, Day, Week, Month time.Duration }
+
+func (g Grace) withDefaults() Grace {
+	const day = 24 * time.Hour
+	set := func(v *time.Duration, def time.Duration) {
+		if *v == 0 {
+			*v = def
+		}
+	}
+	set(&g.Hour, 2*day)
+	set(&g.Day, 8*day)
+	set(&g.Week, 35*day)
+	set(&g.Month, 62*day)
+	return g
+}
+
+// totalLife is how long a total lives after the last event that touched it.
+const totalLife = 10 * 365 * 24 * time.Hour
+
+// expiry returns when the counter of the window may go.
+func (g Grace) expiry(kind Kind, window calendar.Interval, now time.Time) time.Time {
+	switch kind {
+	case Hour:
+		return window.End.Add(g.Hour)
+	case Day:
+		return window.End.Add(g.Day)
+	case Week:
+		return window.End.Add(g.Week)
+	case Month:
+		return window.End.Add(g.Month)
+	}
+	return now.Add(totalLife)
+}
