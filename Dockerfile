@@ -1,0 +1,17 @@
+# The one image: every stage and tool is a subcommand of the one binary.
+FROM golang:1.26-bookworm AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+COPY schemas/go.mod schemas/go.sum schemas/
+COPY producer/go.mod producer/go.sum producer/
+ENV GOWORK=off CGO_ENABLED=0
+RUN go mod download
+COPY . .
+ARG VERSION=unknown
+RUN go build -trimpath -ldflags "-X main.version=${VERSION}" -o /kanjo ./cmd/kanjo
+
+FROM scratch
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
+COPY --from=build /kanjo /kanjo
+USER 65532:65532
+ENTRYPOINT ["/kanjo"]
