@@ -49,6 +49,9 @@ type TopicSpec struct {
 // raw topic can hold can be set aside with its reason.
 const MaxRawBytes = 1 << 20
 
+// DocumentSeriesMax is the number of partitions of kanjo.documents, and so of numbering series.
+const DocumentSeriesMax = 16
+
 // Topics returns the specification of every topic for a dedup window.
 func Topics(dedupWindow time.Duration) []TopicSpec {
 	week := 7 * 24 * time.Hour
@@ -60,7 +63,7 @@ func Topics(dedupWindow time.Duration) []TopicSpec {
 		{Name: TopicConflict, Retention: 90 * 24 * time.Hour, MaxMessageBytes: 2 * MaxRawBytes},
 		{Name: TopicManifest, Retention: -1, MaxMessageBytes: MaxRawBytes},
 		{Name: TopicControl, Partitions: 1, Retention: -1, MaxMessageBytes: 4 * MaxRawBytes},
-		{Name: TopicDocuments, Partitions: 1, Retention: -1, MaxMessageBytes: 8 * MaxRawBytes},
+		{Name: TopicDocuments, Partitions: DocumentSeriesMax, Retention: -1, MaxMessageBytes: 8 * MaxRawBytes},
 	}
 }
 
@@ -74,6 +77,9 @@ const (
 	HeaderRejectDetail     = "kanjo_detail"
 	HeaderRejectOrigin     = "kanjo_origin"      // topic/partition/offset
 	HeaderRejectIngestedAt = "kanjo_ingested_at" // RFC 3339, milliseconds, UTC
+	// HeaderRejectTruncated is there only when usage.rejected could not hold the value even compressed; it says how many
+	// bytes the original has, which stays on the raw topic for that topic's retention.
+	HeaderRejectTruncated = "kanjo_truncated"
 	// HeaderReplay marks a record that an operator replays; its value is the grant document that admits an old event.
 	HeaderReplay = "kanjo_replay"
 )
