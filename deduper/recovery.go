@@ -1,0 +1,299 @@
+package deduper
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/kanjo-dev/kanjo/deduper/seenset"
+	"github.com/kanjo-dev/kanjo/internal/failpoint"
+	"github.com/kanjo-dev/kanjo/schemas"
+)
+
+// recoverPartition brings the seen-set of p up to the end of usage.unique. While it runs it owns the set.
+//
+// The order is what makes it right. The stable offset fetch waits for the transaction of the previous owner, if one
+// has committed offsets that are not decided yet; later ones are refused, for the group's generation is newer. So whatever
+// was or will be committed on the partition is, after that fetch, below the high watermark. Its markers may still be
+// on their way: only when the last stable offset has reached the watermark does a committed read show all of it.
+func (s *session) recoverPartition(ctx context.Context, p *partition) error {
+	if err := s.checkPosition(ctx, p); err != nil {
+		return err
+	}
+	facts, err := readTopicFacts(ctx, s.adm)
+	if err != nil {
+		return err
+	}
+	if facts.partitions != s.facts.partitions {
+		return stop("the partition count changed from %d to %d while the stage ran: it is never changed in place; "+
+			"move to new topics (docs/runbook.md, \"More partitions\")", s.facts.partitions, facts.partitions)
+	}
+	start, end, err := s.bounds(ctx, schemas.TopicUnique, p.number)
+	if err != nil {
+		return err
+	}
+	if err := s.waitStable(ctx, p.number, end.Offset); err != nil {
+		return err
+	}
+	failpoint.Hit("deduper.mid_recovery")
+	if err := s.trust(ctx, p, facts.uniqueID, end.Offset); err != nil {
+		return err
+	}
+	p.epoch.Store(end.LeaderEpoch)
+	stamp := seenset.Stamp{TopicID: facts.uniqueID, Partitions: s.facts.partitions, LeaderEpoch: end.LeaderEpoch,
+		NextOffset: max(p.set.Stamp().NextOffset, start.Offset)}
+	if stamp.NextOffset < end.Offset {
+		return s.replay(ctx, p, stamp, end.Offset)
+	}
+	return p.set.Advance(stamp)
+}
+
+// bounds lists the first offset of a partition, and the one after its last.
+func (s *session) bounds(ctx context.Context, topic string, number int32) (start, end kadm.ListedOffset, err error) {
+	starts, err := listed(s.adm.ListStartOffsets(ctx, topic))
+	if err != nil {
+		return start, end, err
+	}
+	ends, err := listed(s.adm.ListEndOffsets(ctx, topic))
+	return starts[number], ends[number], err
+}
+
+// checkPosition makes the stable offset fetch, and stops when the input does not hold what comes next.
+func (s *session) checkPosition(ctx context.Context, p *partition) error {
+	var committed kadm.OffsetResponses
+	for {
+		var err error
+		committed, err = s.adm.FetchOffsetsForTopics(kadm.RequireStable(ctx), s.cfg.Group, schemas.TopicValid)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, kerr.UnstableOffsetCommit) && !errors.Is(err, kerr.CoordinatorLoadInProgress) {
+			return fmt.Errorf("fetch the offsets of group %s: %w", s.cfg.Group, err)
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	first, last, err := s.bounds(ctx, schemas.TopicValid, p.number)
+	if err != nil {
+		return err
+	}
+	start, end := first.Offset, last.Offset
+	c, ok := committed.Lookup(schemas.TopicValid, p.number)
+	if !ok || c.At < 0 {
+		if start == 0 {
+			return nil
+		}
+		_, written, err := s.bounds(ctx, schemas.TopicUnique, p.number)
+		if err != nil || written.Offset == 0 {
+			return err
+		}
+		return stop("group %s has no position on %s/%d, which begins at offset %d, and %s/%d holds events: whether some were trimmed unread "+
+			"cannot be known; set the group's offset by hand (kafka-consumer-groups --reset-offsets) once you know",
+			s.cfg.Group, schemas.TopicValid, p.number, start, schemas.TopicUnique, p.number)
+	}
+	if n, ok := partitionsOf(c.Metadata); ok && n != s.facts.partitions {
+		return stop("group %s worked with %d partitions, the topics have %d now: the count is never changed in place; "+
+			"set it back, or move to new topics (docs/runbook.md, \"More partitions\")", s.cfg.Group, n, s.facts.partitions)
+	}
+	if c.At < start {
+		return stop("retention gap: %s/%d begins at offset %d and group %s had read up to %d, so %d offsets were trimmed unread: "+
+			"replay them from the raw topics, then set the group's offset to %d (kafka-consumer-groups --reset-offsets)",
+			schemas.TopicValid, p.number, start, s.cfg.Group, c.At, start-c.At, start)
+	}
+	if c.At > end {
+		return stop("%s/%d ends at offset %d and group %s had read up to %d: the topic was truncated or made anew; "+
+			"once you know what was lost, set the group's offset (kafka-consumer-groups --reset-offsets)",
+			schemas.TopicValid, p.number, end, s.cfg.Group, c.At)
+	}
+	p.position.Store(c.At)
+	return nil
+}
+
+// waitStable waits until the last stable offset of the partition has reached end.
+func (s *session) waitStable(ctx context.Context, number int32, end int64) error {
+	wait := 5 * time.Millisecond
+	for {
+		stable, err := listed(s.adm.ListCommittedOffsets(ctx, schemas.TopicUnique))
+		if err != nil {
+			return err
+		}
+		if stable[number].Offset >= end {
+			return nil
+		}
+		if err := sleep(ctx, wait); err != nil {
+			return err
+		}
+		wait = min(2*wait, 250*time.Millisecond)
+	}
+}
+
+// trust resets the set of p when the log does not vouch for it.
+func (s *session) trust(ctx context.Context, p *partition, topicID [16]byte, end int64) error {
+	stamp := p.set.Stamp()
+	if stamp == (seenset.Stamp{}) {
+		s.metrics.recoveries.WithLabelValues("empty").Inc()
+		return nil
+	}
+	if stamp.Partitions != s.facts.partitions {
+		return stop("the state directory was written with %d partitions, the topics have %d now: the count is never changed in place; "+
+			"set it back, or move to new topics (docs/runbook.md, \"More partitions\")", stamp.Partitions, s.facts.partitions)
+	}
+	var distrust string
+	switch {
+	case stamp.TopicID != topicID:
+		distrust = "the topic was made anew"
+	case stamp.NextOffset > end:
+		distrust = "the topic ends before it"
+	default:
+		lost, err := s.truncated(ctx, p.number, stamp)
+		if err != nil {
+			return err
+		}
+		if lost {
+			distrust = "the log was truncated below it"
+		}
+	}
+	if distrust == "" {
+		s.metrics.recoveries.WithLabelValues("snapshot").Inc()
+		return nil
+	}
+	s.log.Warn("the seen-set is discarded and built again from the log", "topic", schemas.TopicUnique, "partition", p.number,
+		"because", distrust, "offset", stamp.NextOffset, "end", end)
+	s.metrics.recoveries.WithLabelValues("empty").Inc()
+	return p.set.Reset()
+}
+
+// truncated reports whether the log no longer holds what the stamp says: after an unclean election the new leader may
+// lack records that the old one had confirmed, and other records may stand at their offsets.
+func (s *session) truncated(ctx context.Context, number int32, stamp seenset.Stamp) (bool, error) {
+	if stamp.LeaderEpoch < 0 {
+		return false, nil
+	}
+	req := kadm.OffsetForLeaderEpochRequest{}
+	req.Add(schemas.TopicUnique, number, stamp.LeaderEpoch)
+	resp, err := s.adm.OffsetForLeaderEpoch(ctx, req)
+	if err != nil {
+		return false, fmt.Errorf("look up leader epoch %d of %s/%d: %w", stamp.LeaderEpoch, schemas.TopicUnique, number, err)
+	}
+	o, ok := resp[schemas.TopicUnique][number]
+	if !ok || o.Err != nil {
+		return false, fmt.Errorf("look up leader epoch %d of %s/%d: %w", stamp.LeaderEpoch, schemas.TopicUnique, number, o.Err)
+	}
+	return o.EndOffset >= 0 && o.EndOffset < stamp.NextOffset, nil
+}
+
+// replay reads usage.unique from stamp's offset to end into the set of p.
+func (s *session) replay(ctx context.Context, p *partition, stamp seenset.Stamp, end int64) error {
+	reader, err := s.cfg.Kafka.NewClient(
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{schemas.TopicUnique: {p.number: kgo.NewOffset().At(stamp.NextOffset)}}),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		// The last records before the end may be markers or aborted: the markers show how far the reading has come.
+		kgo.KeepControlRecords(),
+		kgo.FetchMaxPartitionBytes(4<<20),
+		kgo.FetchMaxBytes(8<<20),
+	)
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	for stamp.NextOffset < end {
+		s.metrics.remaining.WithLabelValues(p.label).Set(float64(end - stamp.NextOffset))
+		fetches := reader.PollFetches(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		for _, e := range fetches.Errors() {
+			// Out of range, too: the retention passed the start since it was listed, and the next attempt lists it again.
+			return fmt.Errorf("read %s/%d: %w", e.Topic, e.Partition, e.Err)
+		}
+		for it := fetches.RecordIter(); !it.Done(); {
+			rec := it.Next()
+			stamp.NextOffset = rec.Offset + 1
+			if rec.Attrs.IsControl() {
+				continue
+			}
+			key, digest, err := s.readUnique(rec)
+			if err != nil {
+				return err
+			}
+			p.set.Add(key, digest, rec.Timestamp.UnixMilli())
+		}
+		if err := p.set.Advance(stamp); err != nil {
+			return fmt.Errorf("seen-set of partition %d: %w", p.number, err)
+		}
+	}
+	return nil
+}
+
+// digestMember begins the digest in the value of a canonical event. It cannot stand inside a string there, whose quotes are
+// escaped.
+var digestMember = []byte(`,"digest":"`)
+
+// readUnique reads what the set keeps of a record of usage.unique. It does not decode the rest: this stage wrote it, and
+// a rebuild reads hundreds of millions of them.
+func (s *session) readUnique(rec *kgo.Record) (key seenset.Key, digest uint64, err error) {
+	at := bytes.LastIndex(rec.Value, digestMember)
+	if at >= 0 && len(rec.Key) == len(key) && len(rec.Value) >= at+len(digestMember)+16 {
+		var b [8]byte
+		if _, err := hex.Decode(b[:], rec.Value[at+len(digestMember):][:16]); err == nil {
+			key = seenset.Key(rec.Key)
+			if want := schemas.EventKey(key).Partition(s.facts.partitions); want != rec.Partition {
+				return key, 0, stop("%s/%d/%d: event %s belongs on partition %d of %d: the partition count was changed in place, or something else writes the topic; "+
+					"set the count back, or move to new topics (docs/runbook.md, \"More partitions\")",
+					rec.Topic, rec.Partition, rec.Offset, schemas.EventKey(key), want, s.facts.partitions)
+			}
+			return key, binary.BigEndian.Uint64(b[:]), nil
+		}
+	}
+	return key, 0, stop("%s/%d/%d is not a canonical event: something other than the deduper writes the topic; find it and take its right to write away",
+		rec.Topic, rec.Partition, rec.Offset)
+}
+
+// listed unpacks one topic of a listing.
+func listed(all kadm.ListedOffsets, err error) (map[int32]kadm.ListedOffset, error) {
+	if err == nil {
+		err = all.Error()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list offsets: %w", err)
+	}
+	for _, one := range all {
+		return one, nil
+	}
+	return nil, errors.New("list offsets: the answer is empty")
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// The offset commit carries the partition count, so that a changed count is seen even when local state is lost.
+const metadataPrefix = "partitions="
+
+func metadataOf(partitions int32) string { return metadataPrefix + strconv.Itoa(int(partitions)) }
+
+func partitionsOf(metadata string) (int32, bool) {
+	rest, ok := bytes.CutPrefix([]byte(metadata), []byte(metadataPrefix))
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(string(rest), 10, 32)
+	return int32(n), err == nil
+}
