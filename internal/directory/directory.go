@@ -16,6 +16,7 @@ import (
 // Directory is the state of kanjo.control before an offset. It is immutable and safe for concurrent use.
 type Directory struct {
 	offset int64
+	size   int
 	docs   map[control.Kind]map[string][]version
 }
 
@@ -34,7 +35,7 @@ func Build(offset int64, docs []control.Document) (*Directory, error) {
 // With returns the directory that holds docs beside what d holds, as Build does. What has not changed is shared with d, so
 // that following the topic costs as much as the kinds that changed, not as the whole control plane.
 func (d *Directory) With(offset int64, docs []control.Document) (*Directory, error) {
-	next := &Directory{offset: offset, docs: d.docs}
+	next := &Directory{offset: offset, size: d.size, docs: d.docs}
 	if len(docs) == 0 {
 		return next, nil
 	}
@@ -65,28 +66,16 @@ func (d *Directory) With(offset int64, docs []control.Document) (*Directory, err
 			v.decoded = decoded
 		}
 		// A copy, because d's slice may have room behind its end that another successor of d would write to as well.
+		next.size++
 		byName[doc.Name] = slices.Insert(slices.Clone(byName[doc.Name]), i, v)
 	}
 	return next, nil
 }
 
 func decode(doc control.Document) (any, error) {
-	var into any
-	switch doc.Kind {
-	case control.KindMetric:
-		into = new(control.Metric)
-	case control.KindTenant:
-		into = new(control.Tenant)
-	case control.KindSource:
-		into = new(control.Source)
-	case control.KindGatewayKey:
-		into = new(control.GatewayKey)
-	case control.KindSeries:
-		into = new(control.Series)
-	case control.KindLimit:
-		into = new(control.Limit)
-	default:
-		return doc.Spec, nil // kinds that one part alone understands
+	into := control.NewSpec(doc.Kind)
+	if into == nil {
+		return nil, nil // of a newer version of Kanjo, whose stages follow it; Document returns its text
 	}
 	if err := json.Unmarshal(doc.Spec, into); err != nil {
 		return nil, err
@@ -96,6 +85,9 @@ func decode(doc control.Document) (any, error) {
 
 // Offset returns the next offset of kanjo.control: everything before it is in the directory.
 func (d *Directory) Offset() int64 { return d.offset }
+
+// Len returns the number of versions of all documents together. It grows with every document that is published.
+func (d *Directory) Len() int { return d.size }
 
 // at returns the version that holds at t: of those effective at or before t, the one with the highest number.
 func (d *Directory) at(kind control.Kind, name string, t time.Time) (version, bool) {
@@ -145,6 +137,11 @@ func (d *Directory) Series(name string, t time.Time) (*control.Series, bool) {
 // Limit returns the limit as it holds at t. The result is shared: do not change it.
 func (d *Directory) Limit(name string, t time.Time) (*control.Limit, bool) {
 	return get[control.Limit](d, control.KindLimit, name, t)
+}
+
+// PriceBook returns the price book as it holds at t. The result is shared: do not change it.
+func (d *Directory) PriceBook(name string, t time.Time) (*control.PriceBook, bool) {
+	return get[control.PriceBook](d, control.KindPriceBook, name, t)
 }
 
 // Document returns the version of any document that holds at t, with its raw spec.

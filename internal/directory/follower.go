@@ -278,13 +278,37 @@ func (f *Follower) fetchEnds(ctx context.Context, cl *kgo.Client) {
 		f.next = nil
 		f.mu.Unlock()
 		r.end, r.err = endOffset(ctx, cl)
+		if ctx.Err() != nil {
+			return // Run ends, and says why to whoever waits
+		}
 		close(r.done)
 	}
 }
 
-// endOffset returns the high watermark, not the last stable offset: the answer to EndTxn comes before its markers are
-// written, so that a document which apply has just reported as published may lie above the last stable offset.
+// errNoTopic is for a broker that does not know kanjo.control.
+var errNoTopic = fmt.Errorf("topic %s does not exist: kanjo migrate creates the topics", schemas.TopicControl)
+
+// unknownTopicPatience is how long a missing topic is asked for again: a broker answers that a topic was created before its
+// metadata says so.
+const unknownTopicPatience = 2 * time.Second
+
 func endOffset(ctx context.Context, cl *kgo.Client) (int64, error) {
+	for giveUp := time.Now().Add(unknownTopicPatience); ; {
+		end, err := endOffsetOnce(ctx, cl)
+		if !errors.Is(err, errNoTopic) || time.Now().After(giveUp) {
+			return end, err
+		}
+		select {
+		case <-ctx.Done():
+			return 0, err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// endOffsetOnce returns the high watermark, not the last stable offset: the answer to EndTxn comes before its markers are
+// written, so that a document which apply has just reported as published may lie above the last stable offset.
+func endOffsetOnce(ctx context.Context, cl *kgo.Client) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	ends, err := kadm.NewClient(cl).ListEndOffsets(ctx, schemas.TopicControl)
@@ -293,10 +317,8 @@ func endOffset(ctx context.Context, cl *kgo.Client) (int64, error) {
 	}
 	end, ok := ends.Lookup(schemas.TopicControl, 0)
 	switch {
-	case !ok:
-		return 0, fmt.Errorf("topic %s does not exist: kanjo migrate creates the topics", schemas.TopicControl)
-	case errors.Is(end.Err, kerr.UnknownTopicOrPartition):
-		return 0, fmt.Errorf("topic %s does not exist: kanjo migrate creates the topics: %w", schemas.TopicControl, end.Err)
+	case !ok, errors.Is(end.Err, kerr.UnknownTopicOrPartition):
+		return 0, errNoTopic
 	case end.Err != nil:
 		return 0, fmt.Errorf("fetch the end of %s: %w", schemas.TopicControl, end.Err)
 	}

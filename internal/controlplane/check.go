@@ -1,0 +1,510 @@
+package controlplane
+
+import (
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/schemas"
+	"github.com/kanjo-dev/kanjo/schemas/control"
+)
+
+// The rules. checkAlone needs nothing but the document; checkTogether needs the state that the set would make.
+
+var (
+	plainName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
+	keyName    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
+	topicName  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
+	zoneName   = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$`)
+	emptyHash  = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" // of no bytes
+	graceMax   = control.Duration(90 * 24 * time.Hour)
+	futureMax  = control.Duration(24 * time.Hour)
+	slidingMax = control.Duration(31 * 24 * time.Hour)
+)
+
+// checkAlone also fills the defaults in, so that the published spec says what holds.
+func checkAlone(e *entry) Problems {
+	c := &checker{e: e}
+	switch spec := e.spec.(type) {
+	case *control.Metric:
+		c.metric(spec)
+	case *control.Tenant:
+		c.tenant(spec)
+	case *control.Source:
+		c.source(spec)
+	case *control.GatewayKey:
+		c.gatewayKey(spec)
+	case *control.Series:
+		c.series(spec)
+	case *control.Limit:
+		c.limit(spec)
+	}
+	return c.problems
+}
+
+type checker struct {
+	e        *entry
+	problems Problems
+}
+
+func (c *checker) fail(field, format string, args ...any) {
+	c.problems = append(c.problems, c.e.problem(field, format, args...))
+}
+
+func (c *checker) need(field string) bool {
+	if !c.e.has(field) {
+		c.fail(field, "missing")
+		return false
+	}
+	return true
+}
+
+func (c *checker) oneOf(field, got string, want ...string) {
+	if !slices.Contains(want, got) {
+		c.fail(field, "%q is none of %s", got, strings.Join(want, ", "))
+	}
+}
+
+// text checks free text that is printed on documents and pages.
+func (c *checker) text(field, s string, bytesMax int, newlines bool) {
+	switch bad := strings.IndexFunc(s, func(r rune) bool { return unicode.IsControl(r) && (r != '\n' || !newlines) }); {
+	case bad >= 0:
+		c.fail(field, "holds a control character at byte %d", bad)
+	case len(s) > bytesMax:
+		c.fail(field, "has %d bytes, at most %d are allowed", len(s), bytesMax)
+	}
+}
+
+func checkName(e *entry) Problems {
+	c, name := &checker{e: e}, e.name
+	bytesMax := schemas.MaxNameBytes
+	if c.e.kind == control.KindSource {
+		bytesMax = schemas.MaxAttributeBytes
+	}
+	switch {
+	case len(name) > bytesMax:
+		c.fail("name", "has %d bytes, at most %d are allowed", len(name), bytesMax)
+	case strings.ContainsFunc(name, func(r rune) bool {
+		return unicode.IsControl(r) || unicode.IsSpace(r) && r != ' ' || r == utf8.RuneError
+	}):
+		c.fail("name", "%q holds a control character", name)
+	case strings.TrimSpace(name) != name || name == "":
+		c.fail("name", "%q is empty or has blanks around it", name)
+	case c.e.kind == control.KindSource:
+		if _, err := url.Parse(name); err != nil || strings.ContainsRune(name, ' ') {
+			c.fail("name", "%q is no URI reference, which the CloudEvents source attribute must be", name)
+		}
+	case c.e.kind == control.KindGatewayKey:
+		if !keyName.MatchString(name) {
+			c.fail("name", "%q: a key's name has letters, digits, _ and - only, since clients send it before a dot", name)
+		}
+	case c.e.kind != control.KindTenant && !plainName.MatchString(name):
+		c.fail("name", "%q: want letters, digits, _, . and - only", name)
+	}
+	return c.problems
+}
+
+func (c *checker) metric(m *control.Metric) {
+	if c.need("spec.unit") {
+		c.text("spec.unit", m.Unit, 64, false)
+	}
+	if c.need("spec.aggregation") {
+		c.oneOf("spec.aggregation", string(m.Aggregation), "sum", "count", "max", "latest", "distinct")
+	}
+	if m.Scale > schemas.MaxScale {
+		c.fail("spec.scale", "%d decimal digits, at most %d are allowed", m.Scale, schemas.MaxScale)
+	}
+	if distinct := m.Aggregation == control.Distinct; distinct != (m.Distinct != "") {
+		c.fail("spec.distinct", "names the dimension to count when, and only when, aggregation is distinct")
+	}
+	c.text("spec.description", m.Description, 1024, true)
+}
+
+func (c *checker) tenant(t *control.Tenant) {
+	if c.need("spec.zone") {
+		if _, err := zone(t.Zone); err != nil {
+			c.fail("spec.zone", "%v", err)
+		}
+	}
+	if c.need("spec.grace") && t.Grace > graceMax {
+		c.fail("spec.grace", "%s is more than %s", t.Grace, graceMax)
+	}
+	if t.PriceBook != "" && t.Series == "" {
+		c.fail("spec.series", "missing: a tenant with a price book needs a numbering series for its documents")
+	}
+	if t.Plan != "" && !plainName.MatchString(t.Plan) {
+		c.fail("spec.plan", "%q: want letters, digits, _, . and - only", t.Plan)
+	}
+	c.text("spec.display_name", t.DisplayName, 256, false)
+	c.text("spec.address", t.Address, 1024, true)
+	c.text("spec.tax_id", t.TaxID, 64, false)
+	if len(t.Labels) > 32 {
+		c.fail("spec.labels", "%d labels, at most 32 are allowed", len(t.Labels))
+	}
+	for _, k := range slices.Sorted(maps.Keys(t.Labels)) {
+		if !plainName.MatchString(k) || len(k) > schemas.MaxNameBytes {
+			c.fail("spec.labels."+k, "a label's name has letters, digits, _, . and - only")
+		}
+		c.text("spec.labels."+k, t.Labels[k], 256, false)
+	}
+}
+
+// zone loads an IANA zone. Local and the empty name, which Go would take, mean something else on every machine.
+func zone(name string) (*time.Location, error) {
+	loc, err := (*time.Location)(nil), error(nil)
+	if name != "Local" && zoneName.MatchString(name) {
+		loc, err = time.LoadLocation(name)
+	}
+	if loc == nil || err != nil {
+		return nil, fmt.Errorf("%q is no time zone: want an IANA name such as Asia/Tokyo or UTC", name)
+	}
+	return loc, nil
+}
+
+func (c *checker) source(s *control.Source) {
+	if (s.Tenant == "") == (len(s.TrustedTenants) == 0) {
+		c.fail("spec.tenant", "give exactly one of tenant (the source is bound to it) and trusted_tenants (the source names tenants)")
+	}
+	if slices.Contains(s.TrustedTenants, "*") && len(s.TrustedTenants) > 1 {
+		c.fail("spec.trusted_tenants", "\"*\" stands for every tenant and stands alone")
+	}
+	c.unique("spec.trusted_tenants", s.TrustedTenants)
+	c.unique("spec.doors", s.Doors)
+	if door, ok := strings.CutPrefix(s.RawTopic, schemas.TopicRawPrefix); s.RawTopic != "" && (!ok || door == "" || !topicName.MatchString(s.RawTopic)) {
+		c.fail("spec.raw_topic", "%q: want %s<door>, or leave it out for a trusted writer of %s", s.RawTopic, schemas.TopicRawPrefix, schemas.TopicRaw)
+	}
+	c.need("spec.max_past")
+	if !c.e.has("spec.max_future") {
+		s.MaxFuture = control.Duration(5 * time.Minute)
+	} else if s.MaxFuture > futureMax {
+		c.fail("spec.max_future", "%s is more than %s", s.MaxFuture, futureMax)
+	}
+	if !c.e.has("spec.beyond") {
+		s.Beyond = control.Reject
+	}
+	if !c.e.has("spec.missing_time") {
+		s.MissingTime = control.Reject
+	}
+	c.oneOf("spec.beyond", string(s.Beyond), "reject", "use_ingest")
+	c.oneOf("spec.missing_time", string(s.MissingTime), "reject", "use_ingest")
+	if s.CountingRules != "" && !plainName.MatchString(s.CountingRules) {
+		c.fail("spec.counting_rules", "%q: want letters, digits, _, . and - only", s.CountingRules)
+	}
+}
+
+func (c *checker) unique(field string, list []string) {
+	for i, v := range list {
+		if slices.Contains(list[:i], v) {
+			c.fail(fmt.Sprintf("%s[%d]", field, i), "%q is given twice", v)
+		}
+		if v == "" {
+			c.fail(fmt.Sprintf("%s[%d]", field, i), "is empty")
+		}
+	}
+}
+
+func (c *checker) gatewayKey(k *control.GatewayKey) {
+	if c.need("spec.sha256") {
+		b, err := hex.DecodeString(k.SHA256)
+		switch {
+		case err != nil || len(b) != 32 || strings.ToLower(k.SHA256) != k.SHA256:
+			c.fail("spec.sha256", "want the SHA-256 of the secret as 64 lower-case hexadecimal digits: printf %%s \"$SECRET\" | sha256sum")
+		case k.SHA256 == emptyHash:
+			c.fail("spec.sha256", "is the hash of an empty secret")
+		}
+	}
+	c.need("spec.permissions")
+	if c.e.has("spec.permissions") && len(k.Permissions) == 0 {
+		c.fail("spec.permissions", "is empty: the key could do nothing; delete it instead")
+	}
+	c.unique("spec.permissions", k.Permissions)
+	for i, p := range k.Permissions {
+		c.oneOf(fmt.Sprintf("spec.permissions[%d]", i), p, "ingest", "read", "admit")
+	}
+}
+
+func (c *checker) series(s *control.Series) {
+	if c.need("spec.partition") && s.Partition < 0 {
+		c.fail("spec.partition", "%d is negative", s.Partition)
+	}
+	if c.need("spec.prefix") {
+		c.text("spec.prefix", s.Prefix, 32, false)
+	}
+	if !c.e.has("spec.digits") {
+		s.Digits = 6
+	}
+	if s.Digits < 1 || s.Digits > 18 {
+		c.fail("spec.digits", "%d is not from 1 to 18", s.Digits)
+	}
+	c.text("spec.issuer", s.Issuer, 1024, true)
+	c.text("spec.registration_number", s.RegistrationNumber, 64, false)
+}
+
+func (c *checker) limit(l *control.Limit) {
+	if l.Tenant != "" && l.Plan != "" {
+		c.fail("spec.plan", "give tenant or plan, not both")
+	}
+	c.need("spec.metric")
+	if c.need("spec.window") {
+		if d, sliding := strings.CutPrefix(l.Window, "sliding:"); sliding {
+			switch v, err := control.ParseDuration(d); {
+			case err != nil:
+				c.fail("spec.window", "%v", err)
+			case v < control.Duration(time.Minute) || v > slidingMax:
+				c.fail("spec.window", "a sliding window is from 1m to %s long", slidingMax)
+			}
+		} else {
+			c.oneOf("spec.window", l.Window, "hour", "day", "week", "month", "total", "concurrency", "sliding:<duration>")
+		}
+	}
+	if l.Maximum != nil && (*l.Maximum < 0 || *l.Maximum > schemas.MaxUnits) {
+		c.fail("spec.maximum", "%d is not from 0 to %d", *l.Maximum, int64(schemas.MaxUnits))
+	}
+	for _, f := range []struct {
+		field string
+		value *string
+		want  []string // the first is the default
+	}{
+		{"spec.on_unknown", &l.OnUnknown, []string{"deny", "allow"}},
+		{"spec.mode", &l.Mode, []string{"hard", "soft", "shadow"}},
+		{"spec.action", &l.Action, []string{"block", "throttle", "notify"}},
+	} {
+		if !c.e.has(f.field) {
+			*f.value = f.want[0]
+		}
+		c.oneOf(f.field, *f.value, f.want...)
+	}
+	if l.Per != "" && !plainName.MatchString(l.Per) {
+		c.fail("spec.per", "%q: want the name of a dimension", l.Per)
+	}
+}
+
+// state is what would hold when every version of the directory and of the set has taken effect.
+type state struct {
+	dir *directory.Directory
+	set map[control.Kind]map[string]*entry
+}
+
+// finally is later than any effective time, so a look-up at it finds the newest version.
+var finally = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// exists also counts a broken document of the set: its own problem is enough.
+func (s *state) exists(kind control.Kind, name string) bool {
+	if e := s.set[kind][name]; e != nil {
+		return !e.deleted
+	}
+	_, ok := s.dir.Document(kind, name, finally)
+	return ok
+}
+
+func spec[T any](s *state, kind control.Kind, name string, standing func(string, time.Time) (*T, bool)) (*T, bool) {
+	if e := s.set[kind][name]; e != nil {
+		t, ok := e.spec.(*T)
+		return t, ok && !e.broken
+	}
+	return standing(name, finally)
+}
+
+// names returns every name of a kind that would hold.
+func (s *state) names(kind control.Kind) []string {
+	all := make(map[string]bool)
+	for _, name := range s.dir.Names(kind, finally) {
+		all[name] = true
+	}
+	for name, e := range s.set[kind] {
+		all[name] = !e.deleted
+	}
+	maps.DeleteFunc(all, func(_ string, holds bool) bool { return !holds })
+	return slices.Sorted(maps.Keys(all))
+}
+
+func checkTogether(set Set, s *state, window time.Duration) Problems {
+	var problems Problems
+	refer := func(e *entry, field string, kind control.Kind, name string) bool {
+		if name == "" || s.exists(kind, name) {
+			return true
+		}
+		known := make(map[string]bool)
+		for _, n := range s.names(kind) {
+			known[n] = true
+		}
+		hint := ""
+		if h := suggest(name, known); strings.Contains(h, "did you mean") {
+			hint = h
+		}
+		problems = append(problems, e.problem(field, "there is no %s %q%s", kind, name, hint))
+		return false
+	}
+	for _, e := range set.entries {
+		if e.broken {
+			continue
+		}
+		switch v := e.spec.(type) {
+		case *control.Metric:
+			for _, old := range s.dir.Versions(control.KindMetric, e.name) {
+				was, ok := decodeMetric(old)
+				if !ok {
+					continue
+				}
+				for _, f := range []struct {
+					field    string
+					was, now any
+				}{
+					{"scale", was.Scale, v.Scale}, {"aggregation", was.Aggregation, v.Aggregation}, {"distinct", was.Distinct, v.Distinct},
+				} {
+					if f.was != f.now {
+						problems = append(problems, e.problem("spec."+f.field, "was %v and never changes: events that are counted already rely on it; make a metric with another name", f.was))
+					}
+				}
+				break // every version agrees with the first
+			}
+		case *control.Tenant:
+			refer(e, "spec.price_book", control.KindPriceBook, v.PriceBook)
+			refer(e, "spec.series", control.KindSeries, v.Series)
+		case *control.Source:
+			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
+			for i, t := range v.TrustedTenants {
+				if t != "*" {
+					refer(e, fmt.Sprintf("spec.trusted_tenants[%d]", i), control.KindTenant, t)
+				}
+			}
+			for i, door := range v.Doors {
+				field := fmt.Sprintf("spec.doors[%d]", i)
+				if !refer(e, field, control.KindGatewayKey, door) {
+					continue
+				}
+				key, ok := spec(s, control.KindGatewayKey, door, s.dir.GatewayKey)
+				if ok && key.Tenant != "" && v.Tenant != "" && key.Tenant != v.Tenant {
+					problems = append(problems, e.problem(field, "key %s is bound to tenant %q, the source to %q: no event could pass", door, key.Tenant, v.Tenant))
+				}
+			}
+			if time.Duration(v.MaxPast) > window {
+				problems = append(problems, e.problem("spec.max_past", "%s exceeds the dedup window of %s: a second copy of so old an event would not be recognised", v.MaxPast, control.Duration(window)))
+			}
+		case *control.GatewayKey:
+			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
+		case *control.Limit:
+			refer(e, "spec.metric", control.KindMetric, v.Metric)
+			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
+		case *control.PriceBook:
+			problems = append(problems, lint(e, v, func(name string) (*control.Metric, bool) {
+				if m, ok := spec(s, control.KindMetric, name, s.dir.Metric); ok {
+					return m, true
+				}
+				return nil, s.exists(control.KindMetric, name) // broken in the set: reported there
+			})...)
+		case *control.Series:
+			if old, ok := firstSeries(s.dir, e.name); ok && old.Partition != v.Partition {
+				problems = append(problems, e.problem("spec.partition", "was %d and never changes: the series' documents stand there", old.Partition))
+			}
+			for _, name := range s.names(control.KindSeries) {
+				other, ok := spec(s, control.KindSeries, name, s.dir.Series)
+				if !ok || name == e.name {
+					continue
+				}
+				if other.Partition == v.Partition {
+					problems = append(problems, e.problem("spec.partition", "%d belongs to series %s: a partition holds one series", v.Partition, name))
+				}
+				if other.Prefix == v.Prefix {
+					problems = append(problems, e.problem("spec.prefix", "%q belongs to series %s: two documents would print the same number", v.Prefix, name))
+				}
+			}
+		}
+	}
+	return append(problems, danglers(set, s)...)
+}
+
+// lint gives the findings of the price book's own rules their places. A finding begins with its path in the book, in
+// which the items' keys stand in brackets for people.
+func lint(e *entry, book *control.PriceBook, metrics func(string) (*control.Metric, bool)) Problems {
+	err := book.Lint(metrics)
+	if err == nil {
+		return nil
+	}
+	findings := []error{err}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		findings = joined.Unwrap()
+	}
+	var problems Problems
+	for _, f := range findings {
+		path, message, ok := strings.Cut(f.Error(), ": ")
+		if !ok {
+			path, message = "", f.Error()
+		}
+		problems = append(problems, e.problem(strings.TrimSuffix("spec."+inBrackets.ReplaceAllString(path, ""), "."), "%s", message))
+	}
+	return problems
+}
+
+var inBrackets = regexp.MustCompile(` \([^)]*\)`)
+
+// danglers finds what would still refer to a document that the set deletes.
+func danglers(set Set, s *state) Problems {
+	type target struct {
+		kind control.Kind
+		name string
+	}
+	doomed := make(map[target]*entry)
+	for _, e := range set.entries {
+		if e.deleted && !e.broken {
+			doomed[target{e.kind, e.name}] = e
+		}
+	}
+	if len(doomed) == 0 {
+		return nil
+	}
+	var problems Problems
+	uses := func(byKind control.Kind, byName string, kind control.Kind, name string) {
+		// When the referring document is in the set, it has its problem at its own place already.
+		if e := doomed[target{kind, name}]; e != nil && s.set[byKind][byName] == nil {
+			problems = append(problems, e.problem("deleted", "%s %s is used by %s %s", kind, name, byKind, byName))
+		}
+	}
+	for _, name := range s.names(control.KindTenant) {
+		if t, ok := spec(s, control.KindTenant, name, s.dir.Tenant); ok {
+			uses(control.KindTenant, name, control.KindPriceBook, t.PriceBook)
+			uses(control.KindTenant, name, control.KindSeries, t.Series)
+		}
+	}
+	for _, name := range s.names(control.KindSource) {
+		if v, ok := spec(s, control.KindSource, name, s.dir.Source); ok {
+			uses(control.KindSource, name, control.KindTenant, v.Tenant)
+			for _, t := range v.TrustedTenants {
+				uses(control.KindSource, name, control.KindTenant, t)
+			}
+			for _, door := range v.Doors {
+				uses(control.KindSource, name, control.KindGatewayKey, door)
+			}
+		}
+	}
+	for _, name := range s.names(control.KindGatewayKey) {
+		if k, ok := spec(s, control.KindGatewayKey, name, s.dir.GatewayKey); ok {
+			uses(control.KindGatewayKey, name, control.KindTenant, k.Tenant)
+		}
+	}
+	for _, name := range s.names(control.KindPriceBook) {
+		if b, ok := spec(s, control.KindPriceBook, name, s.dir.PriceBook); ok {
+			for _, item := range b.Items {
+				uses(control.KindPriceBook, name, control.KindMetric, item.Metric)
+			}
+			for _, metric := range b.Unbilled {
+				uses(control.KindPriceBook, name, control.KindMetric, metric)
+			}
+		}
+	}
+	for _, name := range s.names(control.KindLimit) {
+		if l, ok := spec(s, control.KindLimit, name, s.dir.Limit); ok {
+			uses(control.KindLimit, name, control.KindMetric, l.Metric)
+			uses(control.KindLimit, name, control.KindTenant, l.Tenant)
+		}
+	}
+	return problems
+}

@@ -1,0 +1,22 @@
+package control
+
+// NewSpec returns a pointer to the zero spec of a kind, nil for a kind that does not exist.
+func NewSpec(k Kind) any {
+	switch k {
+	case KindMetric:
+		return new(Metric)
+	case KindTenant:
+		return new(Tenant)
+	case KindSource:
+		return new(Source)
+	case KindGatewayKey:
+		return new(GatewayKey)
+	case KindSeries:
+		return new(Series)
+	case KindLimit:
+		return new(Limit)
+	case KindPriceBook:
+		return new(PriceBook)
+	}
+	return nil
+}
