@@ -59,23 +59,29 @@ type Process struct {
 	ports []*port
 
 	mu      sync.Mutex
-	pid     int // 0: not running
-	exited  chan struct{}
+	process *os.Process   // nil: not running
+	exited  chan struct{} // closed when the process that was started last has exited
 	exitErr error
 }
 
 // Pid returns the process id, 0 when the engine is not running.
 func (p *Process) Pid() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.pid
+	if process, _ := p.running(); process != nil {
+		return process.Pid
+	}
+	return 0
 }
 
-// Exited returns a channel that is closed when the running engine has exited, wanted or not.
+// Exited returns a channel that is closed when the engine has exited, wanted or not. Ask again after a Restart.
 func (p *Process) Exited() <-chan struct{} {
+	_, exited := p.running()
+	return exited
+}
+
+func (p *Process) running() (*os.Process, chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.exited
+	return p.process, p.exited
 }
 
 // Log returns the newest output of the engine, at most 64 KiB.
@@ -83,42 +89,38 @@ func (p *Process) Log() string { return p.log.String() }
 
 // Kill ends the engine with SIGKILL and waits until it is gone. Safe twice. Its data stays as the crash left it.
 func (p *Process) Kill() error {
-	p.mu.Lock()
-	pid, exited := p.pid, p.exited
-	p.mu.Unlock()
-	if pid == 0 {
+	process, exited := p.running()
+	if process == nil {
 		return nil
 	}
 	// PostgreSQL's backends outlive their postmaster for a moment and keep its shared memory.
-	family := descendants(pid)
-	if err := send(pid, syscall.SIGKILL); err != nil {
+	family := descendants(process.Pid)
+	if err := send(process, syscall.SIGKILL); err != nil {
 		return fmt.Errorf("kill %s: %w", p.name, err)
+	}
+	for _, child := range family {
+		_ = syscall.Kill(child, syscall.SIGKILL) // Gone already is as well.
 	}
 	<-exited
 	for _, child := range family {
-		_ = send(child, syscall.SIGKILL)
-	}
-	for _, child := range family {
 		for alive(child) {
-			time.Sleep(time.Millisecond) // Its parent is init, which cannot be waited for.
+			time.Sleep(time.Millisecond) // It is no child of ours, so there is nothing to wait on.
 		}
 	}
 	return nil
 }
 
 // Stop ends the engine in its orderly way (SIGTERM) and waits until it is gone. After 30 seconds it kills it and
-// returns an error. Safe twice. It does not give back the engine's port or delete its data, so Restart may follow.
+// returns an error. Safe twice. Port and data stay, so Restart may follow.
 func (p *Process) Stop() error { return p.stop(syscall.SIGTERM) }
 
 func (p *Process) stop(sig syscall.Signal) error {
-	p.mu.Lock()
-	pid, exited := p.pid, p.exited
-	p.mu.Unlock()
-	if pid == 0 {
+	process, exited := p.running()
+	if process == nil {
 		return nil
 	}
 	p.Resume() // A paused process would never see the signal.
-	if err := send(pid, sig); err != nil {
+	if err := send(process, sig); err != nil {
 		return fmt.Errorf("stop %s: %w", p.name, err)
 	}
 	select {
@@ -131,20 +133,20 @@ func (p *Process) stop(sig syscall.Signal) error {
 
 // Pause freezes the engine (SIGSTOP): its connections stay open and nothing answers, as with a network that
 // swallows everything.
-func (p *Process) Pause() { p.signalFamily(syscall.SIGSTOP) }
+func (p *Process) Pause() { p.sendFamily(syscall.SIGSTOP) }
 
 // Resume ends a Pause (SIGCONT).
-func (p *Process) Resume() { p.signalFamily(syscall.SIGCONT) }
+func (p *Process) Resume() { p.sendFamily(syscall.SIGCONT) }
 
-func (p *Process) signalFamily(sig syscall.Signal) {
-	pid := p.Pid()
-	if pid == 0 {
+func (p *Process) sendFamily(sig syscall.Signal) {
+	process, _ := p.running()
+	if process == nil {
 		return
 	}
-	// The parent first, so that it makes no more children meanwhile.
-	_ = send(pid, sig)
-	for _, child := range descendants(pid) {
-		_ = send(child, sig)
+	// The parent first, so that it makes no more children meanwhile. What is gone needs no signal.
+	_ = send(process, sig)
+	for _, child := range descendants(process.Pid) {
+		_ = syscall.Kill(child, sig)
 	}
 }
 
@@ -155,6 +157,7 @@ func (p *Process) start(ctx context.Context) error {
 	}
 	cmd := p.spec()
 	cmd.Stdout, cmd.Stderr = p.log, p.log
+	cmd.WaitDelay = 5 * time.Second // for output, should a grandchild keep the pipe open
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(syscall.SysProcAttr)
 	}
@@ -173,12 +176,12 @@ func (p *Process) start(ctx context.Context) error {
 			return
 		}
 		p.mu.Lock()
-		p.pid, p.exited, p.exitErr = cmd.Process.Pid, exited, nil
+		p.process, p.exited, p.exitErr = cmd.Process, exited, nil
 		p.mu.Unlock()
 		started <- nil
 		err := cmd.Wait()
 		p.mu.Lock()
-		p.pid, p.exitErr = 0, err
+		p.process, p.exitErr = nil, err
 		p.mu.Unlock()
 		close(exited)
 	}()
@@ -250,8 +253,9 @@ func bindFailed(log string) bool {
 		strings.Contains(log, "could not bind")
 }
 
-func send(pid int, sig syscall.Signal) error {
-	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+// send signals a process; one that has exited needs no signal.
+func send(process *os.Process, sig syscall.Signal) error {
+	if err := process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
 	return nil
