@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -101,4 +102,12 @@ func originOf(text string) (schemas.Origin, error) {
 		return schemas.Origin{}, bad
 	}
 	return schemas.Origin{Topic: text[:middle], Partition: int32(partition), Offset: offset}, nil
+}
+
+func parseKey(text string) (schemas.EventKey, error) {
+	b, err := hex.DecodeString(text)
+	if err != nil || len(b) != len(schemas.EventKey{}) {
+		return schemas.EventKey{}, fmt.Errorf("event key %q: want 32 hexadecimal digits", text)
+	}
+	return schemas.EventKey(b), nil
 }

@@ -2,14 +2,21 @@ package ledger
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
 	"testing"
 	"time"
 
+	clickhousego "github.com/ClickHouse/clickhouse-go/v2"
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/shopspring/decimal"
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
 
@@ -22,7 +29,74 @@ import (
 
 func TestMain(m *testing.M) {
 	engines.RunChild()
+	if cfg := os.Getenv(childEnv); cfg != "" {
+		os.Exit(runChild(cfg))
+	}
 	os.Exit(m.Run())
+}
+
+// childEnv makes this program a sink of its own, which tests can stop and kill as a process.
+const childEnv = "KANJO_LEDGER_CHILD"
+
+func runChild(config string) int {
+	var cfg Config
+	if err := json.Unmarshal([]byte(config), &cfg); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	s, err := New(cfg, log, prometheus.NewRegistry(), ops.NewHealth())
+	if err == nil {
+		err = s.Run(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// child is a sink that runs as a process.
+type child struct {
+	t      testing.TB
+	cmd    *exec.Cmd
+	exited chan struct{}
+}
+
+func (w *world) startChild(cfg Config, env ...string) *child {
+	w.Helper()
+	text, err := json.Marshal(cfg)
+	if err != nil {
+		w.Fatal(err)
+	}
+	c := &child{t: w.TB, cmd: exec.Command(os.Args[0]), exited: make(chan struct{})}
+	c.cmd.Env = append(append(os.Environ(), childEnv+"="+string(text)), env...)
+	c.cmd.Stdout, c.cmd.Stderr = w.Output(), w.Output()
+	if err := c.cmd.Start(); err != nil {
+		w.Fatal(err)
+	}
+	go func() {
+		_ = c.cmd.Wait() // How it ended is in ProcessState.
+		close(c.exited)
+	}()
+	w.Cleanup(func() { c.signal(syscall.SIGKILL); <-c.exited })
+	return c
+}
+
+// signal sends a signal to the process, if it still runs.
+func (c *child) signal(sig syscall.Signal) { _ = c.cmd.Process.Signal(sig) }
+
+// wait waits until the process has ended, and returns its state.
+func (c *child) wait() *os.ProcessState {
+	c.t.Helper()
+	select {
+	case <-c.exited:
+	case <-time.After(patience):
+		c.t.Fatal("the child does not end")
+	}
+	return c.cmd.ProcessState
 }
 
 // patience bounds every wait for the engines on a busy machine.
@@ -143,17 +217,56 @@ func record(topic string, e schemas.UsageEvent) *kgo.Record {
 	return r
 }
 
-// send writes events to usage.unique and returns their records with offsets.
+func (w *world) produce(records ...*kgo.Record) {
+	w.Helper()
+	if err := w.client.ProduceSync(w.Context(), records...).FirstErr(); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// send writes events to usage.unique and their manifests, as one transaction of the deduper does, and returns their
+// records with offsets.
 func (w *world) send(events ...schemas.UsageEvent) []*kgo.Record {
 	w.Helper()
 	records := make([]*kgo.Record, len(events))
 	for i, e := range events {
 		records[i] = record(schemas.TopicUnique, e)
 	}
-	if err := w.client.ProduceSync(w.Context(), records...).FirstErr(); err != nil {
-		w.Fatal(err)
-	}
+	w.produce(records...)
+	w.produce(manifests(events, records)...)
 	return records
+}
+
+func manifests(events []schemas.UsageEvent, records []*kgo.Record) []*kgo.Record {
+	byPartition := make(map[int32]*schemas.Manifest)
+	for i, e := range events {
+		r := records[i]
+		m := byPartition[r.Partition]
+		if m == nil {
+			m = &schemas.Manifest{Partition: r.Partition, FirstOffset: r.Offset}
+			byPartition[r.Partition] = m
+		}
+		m.FirstOffset, m.LastOffset = min(m.FirstOffset, r.Offset), max(m.LastOffset, r.Offset)
+		m.Events++
+		measures := e.Measures
+		if len(measures) == 0 {
+			measures = []schemas.Measure{{}}
+		}
+		for _, x := range measures {
+			m.Rows++
+			m.HashSum += schemas.RowHash(e.Key, x)
+			m.UnitsSum += uint64(x.Units)
+		}
+	}
+	var out []*kgo.Record
+	for p, m := range byPartition {
+		value, err := json.Marshal(m)
+		if err != nil {
+			panic(err) // numbers only
+		}
+		out = append(out, &kgo.Record{Topic: schemas.TopicManifest, Partition: p, Value: value})
+	}
+	return out
 }
 
 func eventRange(from, to int) []schemas.UsageEvent {
@@ -184,20 +297,22 @@ func (w *world) eventually(what string, ok func() bool) {
 	}
 }
 
-// recorded waits until the group's position on usage.unique has passed all records.
-func (w *world) recorded(records []*kgo.Record) {
+// recorded waits until the group's position has passed all records.
+func (w *world) recorded(records ...*kgo.Record) {
 	w.Helper()
-	want := make(map[int32]int64)
+	type place struct {
+		topic     string
+		partition int32
+	}
+	want := make(map[place]int64)
 	for _, r := range records {
-		want[r.Partition] = max(want[r.Partition], r.Offset+1)
+		at := place{r.Topic, r.Partition}
+		want[at] = max(want[at], r.Offset+1)
 	}
 	w.eventually(fmt.Sprintf("the ledger stands at %v", want), func() bool {
-		got, err := Position(w.Context(), w.client, DefaultGroup)
-		if err != nil {
-			w.Fatal(err)
-		}
-		for p, o := range want {
-			if got[p] < o {
+		for at, offset := range want {
+			got, err := position(w.Context(), w.client, DefaultGroup, at.topic)
+			if err != nil || got[at.partition] < offset {
 				return false
 			}
 		}
@@ -205,28 +320,140 @@ func (w *world) recorded(records []*kgo.Record) {
 	})
 }
 
+// totals is what a set of events comes to, by tenant and metric.
+type totals map[[2]string]decimal.Decimal
+
+func totalsOf(events []schemas.UsageEvent) totals {
+	out := make(totals)
+	for _, e := range events {
+		for _, m := range e.Measures {
+			k := [2]string{e.Tenant, m.Metric}
+			out[k] = out[k].Add(decimal.New(m.Units, -int32(m.Scale)))
+		}
+	}
+	return out
+}
+
+// counts checks that the views count exactly these events, whatever is stored how often.
+func (w *world) counts(events []schemas.UsageEvent) {
+	w.Helper()
+	rows, err := w.conn.Query(w.Context(), "SELECT tenant, metric, sum(total) FROM usage_daily GROUP BY tenant, metric")
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer rows.Close()
+	got := make(totals)
+	for rows.Next() {
+		var tenant, metric string
+		var total decimal.Decimal
+		if err := rows.Scan(&tenant, &metric, &total); err != nil {
+			w.Fatal(err)
+		}
+		got[[2]string{tenant, metric}] = total
+	}
+	if err := rows.Err(); err != nil {
+		w.Fatal(err)
+	}
+	want := totalsOf(events)
+	for k, v := range want {
+		if !got[k].Equal(v) {
+			w.Errorf("tenant %q metric %q: counted %s, want %s", k[0], k[1], got[k], v)
+		}
+	}
+	for k, v := range got {
+		if _, ok := want[k]; !ok {
+			w.Errorf("tenant %q metric %q: counted %s, want nothing", k[0], k[1], v)
+		}
+	}
+}
+
+// stored checks how many rows the table holds, repeated ones included.
+func (w *world) stored(want int) {
+	w.Helper()
+	var n uint64
+	w.scan("SELECT count() FROM usage_events", &n)
+	if n != uint64(want) {
+		w.Errorf("usage_events stores %d rows, want %d", n, want)
+	}
+}
+
+// audit audits up to where the ledger stands.
+func (w *world) audit(full bool) *Report {
+	w.Helper()
+	until, err := Position(w.Context(), w.client, DefaultGroup)
+	if err != nil {
+		w.Fatal(err)
+	}
+	report, err := Audit(w.Context(), w.conn, AuditOptions{Until: until, Full: full})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return report
+}
+
+// ends returns the highest record of each partition and of each topic that mirrors usage.unique, so that recorded can wait
+// for the manifests too.
+func (w *world) ends(topics ...string) []*kgo.Record {
+	w.Helper()
+	ends, err := kadm.NewClient(w.client).ListEndOffsets(w.Context(), topics...)
+	if err != nil {
+		w.Fatal(err)
+	}
+	var out []*kgo.Record
+	ends.Each(func(o kadm.ListedOffset) {
+		if o.Offset > 0 {
+			out = append(out, &kgo.Record{Topic: o.Topic, Partition: o.Partition, Offset: o.Offset - 1})
+		}
+	})
+	return out
+}
+
 func TestEventsBecomeExactRows(t *testing.T) {
 	w := newWorld(t)
 	sink := w.start(w.config())
-	records := w.send(eventRange(0, 2000)...)
-	w.recorded(records)
+	events := eventRange(0, 2000)
+	w.recorded(w.send(events...)...)
+	w.recorded(w.ends(schemas.TopicManifest)...)
+	w.stored(6000)
+	w.counts(events)
+
+	t.Run("the audit proves them", func(t *testing.T) {
+		r := w.audit(false)
+		if err := r.Err(); err != nil {
+			t.Error(err)
+		}
+		var proven uint64
+		for _, p := range r.Partitions {
+			proven += p.Rows
+		}
+		if proven != 6000 || !r.Plain() || r.Superseded != 0 {
+			t.Errorf("%d rows proved, plain %v, %d superseded: want 6000, true, 0", proven, r.Plain(), r.Superseded)
+		}
+	})
+	t.Run("ready means that both stores answer", func(t *testing.T) {
+		w.eventually("ready", func() bool { return sink.health.Ready() == nil })
+	})
 	sink.stop()
 
-	var rows, hashes, quantity uint64
-	w.scan("SELECT count(), sum(xxHash64(concat(event_key, metric, '\\0', toString(units), '/', toString(scale)))), toUInt64(sum(quantity) * 100) FROM usage_events", &rows, &hashes, &quantity)
-	var wantHashes, wantQuantity uint64
-	for n := range 2000 {
-		e := event(n)
-		for _, m := range e.Measures {
-			wantHashes += schemas.RowHash(e.Key, m)
-			if m.Scale == 2 {
-				wantQuantity += uint64(m.Units)
-			} else {
-				wantQuantity += 100 * uint64(m.Units)
-			}
+	t.Run("a replay from the start changes nothing", func(t *testing.T) {
+		if _, err := kadm.NewClient(w.client).DeleteGroups(t.Context(), DefaultGroup); err != nil {
+			t.Fatal(err)
 		}
-	}
-	if rows != 6000 || hashes != wantHashes || quantity != wantQuantity {
-		t.Errorf("rows %d, hashes %d, quantity %d; want 6000, %d, %d", rows, hashes, quantity, wantHashes, wantQuantity)
-	}
+		again := w.start(w.config())
+		w.recorded(w.ends(schemas.TopicUnique)...)
+		again.stop()
+		w.counts(events)
+	})
+	t.Run("rows inserted again without a token count once", func(t *testing.T) {
+		err := w.conn.Exec(clickhousego.Context(t.Context(), clickhousego.WithSettings(clickhousego.Settings{"deduplicate_insert": "disable"})),
+			"INSERT INTO usage_events SELECT * FROM usage_events")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.counts(events)
+		r := w.audit(true)
+		if err := r.Err(); err != nil || r.Plain() {
+			t.Errorf("audit: %v, plain %v; want no loss and not plain", err, r.Plain())
+		}
+	})
 }

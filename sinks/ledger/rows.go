@@ -268,7 +268,7 @@ func newRejectedWriter() *rejectedWriter {
 	return w
 }
 
-func (w *rejectedWriter) table() string { return "rejected" }
+func (w *rejectedWriter) table() string { return "rejected_records" }
 func (w *rejectedWriter) rows() int     { return w.place.offset.Rows() }
 func (w *rejectedWriter) months() int   { return len(w.seen) }
 

@@ -65,9 +65,9 @@ ORDER BY (tenant, metric, toDate(occurred_at), source, id, log_epoch, log_partit
 SETTINGS non_replicated_deduplication_window = 20000, replicated_deduplication_window = 20000,
          replicated_deduplication_window_seconds = 604800, fsync_after_insert = 1, fsync_part_directory = 1;
 
--- rejected: every record of usage.rejected, with the original bytes. header_names and header_values are the record's headers
+-- rejected_records: every record of usage.rejected, with the original bytes. header_names and header_values are the record's headers
 -- in their order, the reject headers included.
-CREATE TABLE IF NOT EXISTS rejected
+CREATE TABLE IF NOT EXISTS rejected_records
 (
     ingested_at      DateTime64(3, 'UTC'),
     recorded_at      DateTime64(3, 'UTC'),

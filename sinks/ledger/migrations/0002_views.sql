@@ -1,0 +1,178 @@
+-- The views that analysts read. Each is right by itself: a record that was inserted twice, and a copy of an event that stands
+-- lower in the log, count nowhere. Each has a comment with an example. Days are days in UTC: what is billed is cut by
+-- instants that kanjo computes from the tenant's zone.
+
+CREATE OR REPLACE VIEW audit_proven AS
+SELECT
+    log_epoch,
+    log_partition,
+    argMax(next_offset, audited_at) AS next_offset
+FROM audit_ranges
+GROUP BY log_epoch, log_partition
+COMMENT 'Per partition of usage.unique, the offset below which the ledger is proved to hold exactly what the manifests say. Example: SELECT * FROM audit_proven ORDER BY log_epoch, log_partition';
+
+-- superseded: below the proven offsets the audit has listed the copies. Above, they are sought among the events that stand
+-- there: first the identities, then those of them that stand at several places, then all their places but the lowest.
+CREATE OR REPLACE VIEW superseded AS
+SELECT event_key, log_epoch, log_partition, log_offset
+FROM superseded_audited
+UNION DISTINCT
+SELECT
+    event_key,
+    place.1 AS log_epoch,
+    place.2 AS log_partition,
+    place.3 AS log_offset
+FROM
+(
+    SELECT
+        event_key,
+        arrayJoin(arraySlice(arraySort(groupUniqArray((log_epoch, log_partition, log_offset))), 2)) AS place
+    FROM usage_events
+    WHERE event_key IN
+    (
+        SELECT event_key
+        FROM usage_events
+        WHERE event_key IN
+        (
+            SELECT event_key
+            FROM usage_events AS e
+            LEFT JOIN audit_proven AS p ON e.log_epoch = p.log_epoch AND e.log_partition = p.log_partition
+            WHERE e.log_offset >= p.next_offset
+        )
+        GROUP BY event_key
+        HAVING min((log_epoch, log_partition, log_offset)) < max((log_epoch, log_partition, log_offset))
+    )
+    GROUP BY event_key
+)
+COMMENT 'Copies of events whose identity stands lower in the log: they count nowhere. Example: SELECT lower(hex(event_key)), log_partition, log_offset FROM superseded';
+
+CREATE OR REPLACE VIEW usage AS
+SELECT
+    tenant,
+    metric,
+    quantity,
+    occurred_at,
+    ingested_at,
+    recorded_at,
+    source,
+    id,
+    kind,
+    target,
+    type,
+    subject,
+    dimensions,
+    reservation,
+    occurred_from_ingest,
+    measure,
+    units,
+    scale,
+    list_cost_micros,
+    list_cost_currency,
+    lower(hex(event_key)) AS event_key,
+    lower(hex(digest)) AS digest,
+    rules_offset,
+    origin_topic,
+    origin_partition,
+    origin_offset,
+    log_epoch,
+    log_partition,
+    log_offset
+FROM usage_events FINAL
+WHERE (event_key, log_epoch, log_partition, log_offset) NOT IN (SELECT event_key, log_epoch, log_partition, log_offset FROM superseded)
+COMMENT 'Every event once, one row per measure, as it was reported. Events of kind cancel and amend stand here too; the month end applies them. list_cost repeats on every row of an event: sum it where measure = 0. Example: SELECT metric, sum(toDecimal256(quantity, 9)) FROM usage WHERE tenant = ''t-0001'' AND kind = ''usage'' AND occurred_at >= toDateTime64(''2026-07-01 00:00:00'', 9, ''UTC'') GROUP BY metric';
+
+CREATE OR REPLACE VIEW usage_daily AS
+SELECT
+    tenant,
+    metric,
+    toDate(occurred_at) AS day,
+    count() AS events,
+    sum(toDecimal256(quantity, 9)) AS total
+FROM usage
+WHERE kind = 'usage'
+GROUP BY tenant, metric, day
+COMMENT 'Events and quantity per tenant, metric and UTC day, as reported; corrections appear on invoices. Example: SELECT day, total FROM usage_daily WHERE tenant = ''t-0001'' AND metric = ''input_tokens'' AND day >= ''2026-07-01'' ORDER BY day';
+
+CREATE OR REPLACE VIEW ai_cost_daily AS
+SELECT
+    tenant,
+    toDate(occurred_at) AS day,
+    dimensions['model'] AS model,
+    list_cost_currency AS currency,
+    countIf(measure = 0) AS events,
+    toDecimal256(sumIf(toInt128(list_cost_micros), measure = 0), 6) / 1000000 AS list_cost,
+    sumMap(map(metric, toDecimal256(quantity, 9))) AS quantities
+FROM usage
+WHERE kind = 'usage' AND (list_cost_currency != '' OR mapContains(dimensions, 'model'))
+GROUP BY tenant, day, model, currency
+COMMENT 'Cost of AI calls by the dated list-price catalogue, per tenant, UTC day and model, with the quantities per metric. An empty currency: unpriced. Example: SELECT day, model, list_cost, quantities[''output_tokens''] FROM ai_cost_daily WHERE tenant = ''t-0001'' AND currency = ''USD'' ORDER BY day, model';
+
+CREATE OR REPLACE VIEW rejected AS
+SELECT
+    ingested_at,
+    reason,
+    detail,
+    source,
+    id,
+    door,
+    origin_topic,
+    origin_partition,
+    origin_offset,
+    recorded_at,
+    record_key,
+    record_value,
+    header_names,
+    header_values
+FROM rejected_records
+ORDER BY log_epoch, log_partition, log_offset
+LIMIT 1 BY origin_topic, origin_partition, origin_offset, ingested_at
+COMMENT 'Every refused record once, with its reason and its original bytes. source and id are what the record claims. Example: SELECT reason, count() FROM rejected WHERE ingested_at >= now() - INTERVAL 1 DAY GROUP BY reason';
+
+CREATE OR REPLACE VIEW conflicts AS
+SELECT
+    c.tenant AS tenant,
+    c.source AS source,
+    c.id AS id,
+    c.kind AS kind,
+    c.type AS type,
+    c.subject AS subject,
+    c.occurred_at AS occurred_at,
+    c.ingested_at AS ingested_at,
+    c.quantities AS quantities,
+    c.dimensions AS dimensions,
+    lower(hex(c.digest)) AS digest,
+    c.origin AS origin,
+    s.tenant AS standing_tenant,
+    s.occurred_at AS standing_occurred_at,
+    s.ingested_at AS standing_ingested_at,
+    s.quantities AS standing_quantities,
+    s.dimensions AS standing_dimensions,
+    lower(hex(s.digest)) AS standing_digest,
+    s.origin AS standing_origin
+FROM
+(
+    SELECT
+        *,
+        mapFromArrays(CAST(metrics, 'Array(String)'), arrayMap((u, k) -> toDecimal128(u, 9) / toInt64(intExp10(k)), units, scales)) AS quantities,
+        concat(origin_topic, '/', toString(origin_partition), '/', toString(origin_offset)) AS origin
+    FROM conflict_events
+    ORDER BY log_epoch, log_partition, log_offset
+    LIMIT 1 BY event_key, digest, origin_topic, origin_partition, origin_offset, ingested_at
+) AS c
+LEFT JOIN
+(
+    SELECT
+        event_key,
+        any(tenant) AS tenant,
+        any(occurred_at) AS occurred_at,
+        any(ingested_at) AS ingested_at,
+        any(dimensions) AS dimensions,
+        any(digest) AS digest,
+        any(concat(origin_topic, '/', toString(origin_partition), '/', toString(origin_offset))) AS origin,
+        mapFromArrays(groupArray(toString(metric)), groupArray(quantity)) AS quantities
+    FROM usage_events FINAL
+    WHERE event_key IN (SELECT event_key FROM conflict_events)
+      AND (event_key, log_epoch, log_partition, log_offset) NOT IN (SELECT event_key, log_epoch, log_partition, log_offset FROM superseded)
+    GROUP BY event_key
+) AS s ON c.event_key = s.event_key
+COMMENT 'Events that came with the identity of another event and a different content: they count nowhere, the standing event does. Example: SELECT source, id, quantities, standing_quantities FROM conflicts WHERE tenant = ''t-0001'' ORDER BY ingested_at DESC LIMIT 20';
