@@ -91,6 +91,9 @@ func (c Config) Options() ([]kgo.Opt, error) {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(c.Brokers...),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
+		// Without this, a partition that has no committed position would begin at its end, against NoResetOffset's
+		// documentation in franz-go 1.22.3, and what stands in it would be skipped in silence.
+		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
 		kgo.MaxDecompressBatchBytes(64 << 20),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerBatchCompression(kgo.Lz4Compression(), kgo.NoCompression()),
