@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -457,3 +458,5 @@ func TestEventsBecomeExactRows(t *testing.T) {
 		}
 	})
 }
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }
