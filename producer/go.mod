@@ -2,8 +2,18 @@ module github.com/kanjo-dev/kanjo/producer
 
 go 1.26.0
 
-require github.com/kanjo-dev/kanjo/schemas v0.0.0
+require (
+	github.com/kanjo-dev/kanjo/schemas v0.0.0
+	github.com/twmb/franz-go v1.22.3
+	github.com/twmb/franz-go/pkg/kfake v0.0.0-20260918054303-01f206a7e32c
+	github.com/twmb/franz-go/pkg/kmsg v1.15.1
+	go.uber.org/goleak v1.3.0
+)
 
-require github.com/twmb/franz-go v1.22.3 // indirect
+require (
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/klauspost/compress v1.20.3 // indirect
+	github.com/pierrec/lz4/v4 v4.1.33 // indirect
+)
 
 replace github.com/kanjo-dev/kanjo/schemas => ../schemas
