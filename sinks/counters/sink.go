@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -91,6 +92,8 @@ type Stage struct {
 	// stale says why the position must be taken from Redis before anything else is read; empty when it need not.
 	stale string
 
+	wanted atomic.Bool // the group waits for AllowRebalance
+
 	// Only Run's goroutine touches these.
 	follower  *directory.Follower
 	plan      *plan
@@ -105,6 +108,7 @@ type Stage struct {
 	decoder   schemas.Decoder
 	event     schemas.UsageEvent
 	clock     time.Time
+	flight    *flight // nil when nothing is on its way
 }
 
 // partition is the position in a partition of usage.unique.
@@ -168,7 +172,7 @@ func (s *Stage) Run(ctx context.Context) error {
 		kgo.FetchMaxPartitionBytes(4<<20),
 		kgo.BlockRebalanceOnPoll(), kgo.AutoCommitMarks(),
 		kgo.OnPartitionsAssigned(s.assigned), kgo.OnPartitionsRevoked(s.revoked), kgo.OnPartitionsLost(s.revoked),
-		kgo.AdjustFetchOffsetsFn(s.fetched),
+		kgo.AdjustFetchOffsetsFn(s.fetched), kgo.OnPartitionsCallbackBlocked(func(context.Context, *kgo.Client) { s.wanted.Store(true) }),
 	)
 	if err != nil {
 		return err
@@ -248,7 +252,7 @@ func (s *Stage) loop(ctx context.Context) error {
 		}
 		if err == nil {
 			wait = waitMin
-			if s.events == 0 {
+			if s.events == 0 && s.flight == nil {
 				s.cl.AllowRebalance()
 			}
 			continue
@@ -288,6 +292,8 @@ func (s *Stage) poll(ctx context.Context) kgo.Fetches {
 		d = time.Millisecond // everything is paused; the poll is for its hold on rebalances
 	case s.events > 0:
 		d = max(time.Until(s.flushed.Add(s.cfg.FlushEvery)), time.Millisecond)
+	case s.flight != nil:
+		d = time.Millisecond
 	case s.unswept():
 		d = min(d, 4*s.cfg.FlushEvery)
 	}
@@ -298,6 +304,10 @@ func (s *Stage) poll(ctx context.Context) kgo.Fetches {
 
 // forget drops what is folded and what was looked up: the expiry of a key may have to be set anew.
 func (s *Stage) forget() {
+	if s.flight != nil {
+		<-s.flight.done // its outcome does not matter any more, only that it is over
+		s.flight = nil
+	}
 	s.events = 0
 	s.fold = nil
 }
@@ -331,20 +341,42 @@ func (s *Stage) turn(ctx context.Context, fetches kgo.Fetches) error {
 			return err
 		}
 	}
+	if err := s.landed(); err != nil {
+		return err
+	}
 	idle := fetches.NumRecords() == 0
 	sweep := s.unswept() && (idle || time.Since(s.swept) >= s.cfg.SweepEvery)
-	if s.fold.full() || sweep || s.events > 0 && time.Since(s.flushed) >= s.cfg.FlushEvery {
+	if sweep || s.due() {
 		if err := s.flush(ctx, sweep); err != nil {
 			return err
 		}
-		if err := s.attest(ctx); err != nil {
+	}
+	if idle || s.wanted.Swap(false) {
+		// Nothing to overlap with, or the group wants partitions to move, which it may do with nothing in the air only.
+		if s.events > 0 {
+			if err := s.flush(ctx, false); err != nil {
+				return err
+			}
+		}
+		if err := s.land(); err != nil {
 			return err
 		}
 	}
-	if s.events == 0 && time.Since(s.watched) >= s.cfg.WatchEvery {
-		return s.watch(ctx)
+	if err := s.attest(ctx); err != nil {
+		return err
 	}
-	return nil
+	if time.Since(s.watched) < s.cfg.WatchEvery {
+		return nil
+	}
+	if err := s.land(); err != nil { // so that watermarks can be compared
+		return err
+	}
+	return s.watch(ctx)
+}
+
+// due reports whether the events folded have waited for others long enough.
+func (s *Stage) due() bool {
+	return s.events > 0 && s.flight == nil && time.Since(s.flushed) >= s.cfg.FlushEvery
 }
 
 // usePlan makes sure that the fold follows a control plane read at least to offset.
@@ -419,8 +451,11 @@ func (s *Stage) record(ctx context.Context, r *kgo.Record) error {
 	part.next = r.Offset + 1
 	s.events++
 	s.newest = e.IngestedAt
-	if s.fold.full() {
+	if s.fold.full() || s.events%1024 == 0 && s.due() {
 		return s.flush(ctx, false)
+	}
+	if s.events%1024 == 0 {
+		return s.landed()
 	}
 	return nil
 }
@@ -439,20 +474,40 @@ func (s *Stage) unswept() bool {
 	return false
 }
 
-// flush applies what is folded, and with sweep moves every bucket up.
+// flight is a flush on its way to Redis. While it is under way the next events are folded; there is one at a time, so that
+// watermarks move in order.
+type flight struct {
+	pipe    goredis.Pipeliner
+	cmds    []*goredis.Cmd
+	buckets []uint8         // of cmds
+	next    map[int32]int64 // where the watermarks go
+	events  int
+	newest  time.Time
+	began   time.Time
+	done    chan error
+}
+
+// flush sends what is folded to Redis, with sweep every bucket's new watermarks too. It waits for the flush before it and
+// not for its own end, which land does.
 func (s *Stage) flush(ctx context.Context, sweep bool) error {
-	start := time.Now()
+	if err := s.land(); err != nil {
+		return err
+	}
 	s.fold.collect()
-	failpoint.Hit("counters.before_apply")
-	pipe := s.rdb.Pipeline()
-	var buckets []uint8
-	var cmds []*goredis.Cmd
+	f := &flight{
+		pipe: s.rdb.Pipeline(), next: make(map[int32]int64, len(s.owned)), events: s.events, newest: s.newest,
+		began: time.Now(), done: make(chan error, 1),
+	}
+	for p, part := range s.owned {
+		f.next[p] = part.next
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	for b := range Buckets {
 		bucket := &s.fold.buckets[b]
 		if !sweep && len(bucket.counters) == 0 && len(bucket.reservations) == 0 {
 			continue
 		}
-		args := make([]any, 2, 16+4*len(bucket.counters))
+		args := make([]any, 2, 4+3*len(s.owned)+4*len(bucket.counters))
 		args[0] = s.seen[b].gen
 		n := 0
 		for p, part := range s.owned {
@@ -467,52 +522,79 @@ func (s *Stage) flush(ctx context.Context, sweep bool) error {
 		args[1] = n
 		keys := append(make([]string, 0, 2+len(bucket.counters)), stateKey(uint8(b)), holdsKey(uint8(b)))
 		keys, args = bucket.args(s.seen[b].gen, keys, args)
-		buckets = append(buckets, uint8(b))
-		cmds = append(cmds, applyScript.EvalSha(ctx, pipe, keys, args...))
+		f.buckets = append(f.buckets, uint8(b))
+		f.cmds = append(f.cmds, applyScript.EvalSha(ctx, f.pipe, keys, args...))
 	}
-	if len(cmds) > 0 {
-		if _, err := pipe.Exec(ctx); err != nil {
-			s.health.Set("redis", err)
-			return fmt.Errorf("apply %d events to %d buckets: %w", s.events, len(cmds), err)
+	s.fold.reset()
+	s.events, s.flushed = 0, f.began
+	if sweep {
+		s.swept = f.began
+	}
+	failpoint.Hit("counters.before_apply")
+	s.flight = f
+	go func() {
+		defer cancel()
+		var err error
+		if len(f.cmds) > 0 {
+			_, err = f.pipe.Exec(ctx)
 		}
-		s.metrics.scripts.WithLabelValues("apply").Add(float64(len(cmds)))
+		f.done <- err
+	}()
+	return nil
+}
+
+// land waits for the flush under way, if there is one, and takes over what it did.
+func (s *Stage) land() error {
+	f := s.flight
+	if f == nil {
+		return nil
 	}
-	for i, cmd := range cmds {
+	err := <-f.done
+	s.flight = nil
+	if err != nil {
+		s.health.Set("redis", err)
+		return fmt.Errorf("apply %d events to %d buckets: %w", f.events, len(f.cmds), err)
+	}
+	failpoint.Hit("counters.after_apply")
+	s.metrics.scripts.WithLabelValues("apply").Add(float64(len(f.cmds)))
+	for i, cmd := range f.cmds {
 		reply, err := cmd.Slice()
 		var did applied
 		if err == nil {
 			did, err = parseApplied(reply)
 		}
 		if err != nil {
-			return fmt.Errorf("apply to bucket %d: %w", buckets[i], err)
+			return fmt.Errorf("apply to bucket %d: %w", f.buckets[i], err)
 		}
 		s.metrics.writes.Add(float64(did.writes))
 		s.metrics.expired.Add(float64(did.skipped))
-		for _, part := range s.owned {
-			part.wm[buckets[i]] = part.next
+		for p, next := range f.next {
+			s.owned[p].wm[f.buckets[i]] = next
 		}
 	}
-	failpoint.Hit("counters.after_apply")
-	s.fold.reset()
-	now := time.Now()
-	if s.events > 0 {
-		s.metrics.events.Add(float64(s.events))
-		s.metrics.batch.Observe(float64(s.events))
-		s.metrics.flush.Observe(now.Sub(start).Seconds())
-		s.metrics.age.Observe(now.Sub(s.newest).Seconds())
-	}
-	s.events, s.flushed = 0, now
-	if sweep {
-		s.swept = now
+	if f.events > 0 {
+		now := time.Now()
+		s.metrics.events.Add(float64(f.events))
+		s.metrics.batch.Observe(float64(f.events))
+		s.metrics.flush.Observe(now.Sub(f.began).Seconds())
+		s.metrics.age.Observe(now.Sub(f.newest).Seconds())
 	}
 	s.health.Set("redis", nil)
 	// For people who look at the group's lag; nothing reads these offsets.
-	marks := make(map[int32]kgo.EpochOffset, len(s.owned))
-	for p, part := range s.owned {
-		marks[p] = kgo.EpochOffset{Epoch: -1, Offset: part.next}
+	marks := make(map[int32]kgo.EpochOffset, len(f.next))
+	for p, next := range f.next {
+		marks[p] = kgo.EpochOffset{Epoch: -1, Offset: next}
 	}
 	s.cl.MarkCommitOffsets(map[string]map[int32]kgo.EpochOffset{schemas.TopicUnique: marks})
 	return nil
+}
+
+// landed takes over a flush that has ended, without waiting for one that has not.
+func (s *Stage) landed() error {
+	if s.flight == nil || len(s.flight.done) == 0 {
+		return nil
+	}
+	return s.land()
 }
 
 // attest tells Redis which partitions have been read to the end that they had when the position was taken.
@@ -530,6 +612,9 @@ func (s *Stage) attest(ctx context.Context) error {
 		if err := s.flush(ctx, true); err != nil {
 			return err
 		}
+	}
+	if err := s.land(); err != nil {
+		return err
 	}
 	failpoint.Hit("counters.before_attest")
 	whole, err := s.store.attest(ctx, s.seen, s.cfg.MaxHold, ends)
@@ -625,11 +710,16 @@ func policyError(policy string) error {
 func (s *Stage) drain(ctx context.Context, clean bool) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if clean && s.isStale() == "" && s.fold != nil && s.seen != nil && s.unswept() {
-		if err := s.flush(ctx, true); err != nil {
+	if clean && s.isStale() == "" && s.fold != nil && s.seen != nil && (s.unswept() || s.flight != nil) {
+		err := s.flush(ctx, true)
+		if err == nil {
+			err = s.land()
+		}
+		if err != nil {
 			s.log.Warn("counters: the last flush failed; its events will be read again", "error", err)
 		}
 	}
+	s.forget()
 	if err := s.cl.CommitMarkedOffsets(ctx); err != nil {
 		s.log.Warn("counters: the last offsets were not committed; the lag shown is too large", "error", err)
 	}

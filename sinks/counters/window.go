@@ -1,7 +1,6 @@
 package counters
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/kanjo-dev/kanjo/internal/calendar"
@@ -17,14 +16,26 @@ type zoneFrom struct {
 	loc  *time.Location
 }
 
+// loadZones loads a history. As for bills, a change takes effect at the end of the month that runs when it is made, at that same
+// instant, whatever its date says.
 func loadZones(history []directory.ZoneFrom) (zones, error) {
 	out := make(zones, 0, len(history))
-	for _, h := range history {
-		loc, err := time.LoadLocation(h.Zone)
+	for i, h := range history {
+		loc, err := calendar.Load(h.Zone)
 		if err != nil {
-			return nil, fmt.Errorf("time zone %q: %w", h.Zone, err)
+			return nil, err
 		}
-		out = append(out, zoneFrom{h.From.UTC(), h.Zone, loc})
+		from := time.Time{}
+		if i > 0 {
+			last := out[len(out)-1]
+			y, m, _ := h.From.Add(-1).In(last.loc).Date()
+			from = calendar.MonthOf(y, m, last.loc).End
+			if !from.After(last.from) {
+				// Another change in the same month: the last one counts.
+				from, out = last.from, out[:len(out)-1]
+			}
+		}
+		out = append(out, zoneFrom{from, h.Zone, loc})
 	}
 	return out, nil
 }
@@ -46,14 +57,15 @@ func (z zones) window(kind Kind, t time.Time) (calendar.Interval, string) {
 	w := calendarKind(kind)
 	in := calendar.Of(w, t, z[i].loc)
 	if i > 0 {
+		// first is the first window that begins at the change.
 		from := z[i].from
-		if first := calendar.Of(w, from, z[i].loc); first.Start.Before(from) && t.Before(first.End) {
-			in = calendar.Interval{Start: from, End: first.End}
-			if first.End.Sub(from) < first.End.Sub(first.Start)/2 {
-				in.End = calendar.Of(w, first.End, z[i].loc).End
-			}
-		} else if rest := first.End.Sub(from); first.Start.Before(from) && rest < first.End.Sub(first.Start)/2 && in.Start.Equal(first.End) {
-			in.Start = from
+		first := calendar.Of(w, from, z[i].loc)
+		if first.End.Sub(from) < first.End.Sub(first.Start)/2 {
+			first.End = calendar.Of(w, first.End, z[i].loc).End
+		}
+		first.Start = from
+		if first.Contains(t) {
+			in = first
 		}
 	}
 	if i+1 < len(z) && z[i+1].from.Before(in.End) {
