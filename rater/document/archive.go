@@ -1,0 +1,153 @@
+package document
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/kanjo-dev/kanjo/internal/kafka"
+	"github.com/kanjo-dev/kanjo/rater/readlog"
+	"github.com/kanjo-dev/kanjo/schemas"
+)
+
+// ErrChain is matched when the documents on the topic do not follow each other as they must.
+var ErrChain = errors.New("the chain of documents is broken")
+
+// TenantPeriod names what there is one invoice for.
+type TenantPeriod struct{ Tenant, Period string }
+
+// Archive is what stands on kanjo.documents below an offset. It keeps the cuts and, of each document, the envelope; the
+// bodies stay where they are. It is for one goroutine.
+type Archive struct {
+	Cuts     map[TenantPeriod]*Cut
+	Invoices map[TenantPeriod]*Envelope
+	// SeriesHeads and TenantHeads are the newest document's head of each series and tenant.
+	SeriesHeads map[string]string
+	TenantHeads map[string]string
+	Sequences   map[string]int64 // last number of each series
+	Next        map[int32]int64  // next offset by partition
+
+	issued map[string]time.Time // of TenantHeads
+}
+
+// NewArchive returns an empty archive.
+func NewArchive() *Archive {
+	return &Archive{
+		Cuts: make(map[TenantPeriod]*Cut), Invoices: make(map[TenantPeriod]*Envelope),
+		SeriesHeads: make(map[string]string), TenantHeads: make(map[string]string),
+		Sequences: make(map[string]int64), Next: make(map[int32]int64), issued: make(map[string]time.Time),
+	}
+}
+
+// ReadArchive reads the whole topic as it stands now.
+func ReadArchive(ctx context.Context, cfg kafka.Config) (*Archive, error) {
+	a := NewArchive()
+	return a, a.Update(ctx, cfg)
+}
+
+// Update reads what has been added since. Records of different partitions come in any order, so the tenant's head is that of the
+// document issued last; a tenant's documents lie in one series unless its series was changed.
+func (a *Archive) Update(ctx context.Context, cfg kafka.Config) error {
+	return Read(ctx, cfg, a.Next, func(c *Cut, d *Document) error {
+		if c != nil {
+			a.addCut(c)
+			return nil
+		}
+		return a.addDocument(d)
+	})
+}
+
+// Read calls fn for each committed record from the offsets on, up to the end of the topic as it stands at the call, and moves the
+// offsets on. Partitions without an offset begin at their start.
+func Read(ctx context.Context, cfg kafka.Config, next map[int32]int64, fn func(*Cut, *Document) error) error {
+	cl, err := cfg.NewClient()
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	_, ends, err := readlog.Ends(ctx, cl, schemas.TopicDocuments)
+	if err != nil {
+		return err
+	}
+	err = readlog.Range(ctx, cfg, schemas.TopicDocuments, next, ends, func(r *kgo.Record) error {
+		c, d, err := Decode(r.Key, r.Value)
+		if err != nil {
+			return fmt.Errorf("partition %d offset %d: %w", r.Partition, r.Offset, err)
+		}
+		return fn(c, d)
+	})
+	if err != nil {
+		return err
+	}
+	for p, end := range ends {
+		next[p] = end
+	}
+	return nil
+}
+
+// addCut keeps the first cut of a tenant and period: a fenced closer cannot have written a second one, so another is an accident, and the
+// first is what documents were made of.
+func (a *Archive) addCut(c *Cut) {
+	k := TenantPeriod{c.Tenant, c.Period}
+	if a.Cuts[k] == nil {
+		a.Cuts[k] = c
+	}
+}
+
+func (a *Archive) addDocument(d *Document) error {
+	e := &d.Envelope
+	if err := a.follows(e); err != nil {
+		return err
+	}
+	k := TenantPeriod{e.Tenant, e.Period}
+	if other := a.Invoices[k]; e.Kind == KindInvoice && other != nil {
+		return fmt.Errorf("%w: %s and %s are both the invoice of tenant %s for %s", ErrChain, other.Number, e.Number, e.Tenant, e.Period)
+	}
+	a.Invoices[k] = e
+	a.Sequences[e.Series] = e.Sequence
+	a.SeriesHeads[e.Series] = d.Head
+	if !e.IssuedAt.Before(a.issued[e.Tenant]) {
+		a.TenantHeads[e.Tenant], a.issued[e.Tenant] = d.Head, e.IssuedAt
+	}
+	return nil
+}
+
+// follows checks that a document is the next one of its series.
+func (a *Archive) follows(e *Envelope) error {
+	if want := a.Sequences[e.Series] + 1; e.Sequence != want {
+		return fmt.Errorf("%w: document %s of series %s has sequence number %d where %d must follow", ErrChain, e.Number, e.Series, e.Sequence, want)
+	}
+	if e.PreviousInSeries != a.SeriesHeads[e.Series] {
+		return fmt.Errorf("%w: document %s of series %s does not follow the document before it: it links to %.12s, that one's head is %.12s",
+			ErrChain, e.Number, e.Series, e.PreviousInSeries, a.SeriesHeads[e.Series])
+	}
+	return nil
+}
+
+// Numbering is how a series prints its numbers.
+type Numbering struct {
+	Series string
+	Prefix string
+	Digits int
+}
+
+// Issue makes the next document of a series with the body, and counts it as issued in the archive. Nothing is final before
+// the closer has committed it; after a failed commit the archive is ahead of the topic and must be read anew.
+func (a *Archive) Issue(n Numbering, kind, tenant, period string, body []byte, issuedAt time.Time) (*Document, error) {
+	e := Envelope{
+		Kind: kind, Series: n.Series, Sequence: a.Sequences[n.Series] + 1, Tenant: tenant, Period: period,
+		IssuedAt: issuedAt.UTC().Truncate(time.Second), BodySHA256: Digest(body),
+		PreviousInSeries: a.SeriesHeads[n.Series], PreviousOfTenant: a.TenantHeads[tenant],
+	}
+	e.Number = FormatNumber(n.Prefix, n.Digits, e.Sequence)
+	d := &Document{Envelope: e, Body: json.RawMessage(body)}
+	var err error
+	if d.Head, err = e.Head(); err != nil {
+		return nil, err
+	}
+	return d, a.addDocument(d)
+}

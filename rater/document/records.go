@@ -1,0 +1,300 @@
+package document
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Cut is the decision what a period's documents are made of. It is committed before anything is computed and pins everything
+// that may have changed by the time a closer resumes.
+type Cut struct {
+	Record  string    `json:"record"` // "cut"
+	Tenant  string    `json:"tenant"`
+	Period  string    `json:"period"` // 2026-07
+	Start   time.Time `json:"start"`  // UTC; the period is [Start, End)
+	End     time.Time `json:"end"`
+	Zone    string    `json:"zone"` // IANA name
+	Series  string    `json:"series"`
+	TakenAt time.Time `json:"taken_at"`
+	Log     LogCut    `json:"log"`
+	// TenantVersion and SeriesVersion name the control documents whose text is printed.
+	TenantVersion int `json:"tenant_version"`
+	SeriesVersion int `json:"series_version"`
+	// Segments are the parts of the period under one book, in order; each starts at a local midnight.
+	Segments []CutSegment `json:"segments"`
+	Metrics  []MetricUnit `json:"metrics"` // every metric that the control plane knew, sorted by name
+	Rules    int          `json:"rules"`   // version of the rating rules
+	Tzdata   string       `json:"tzdata"`
+}
+
+// LogCut is a vector over usage.unique: a record belongs to the cut when its topic incarnation is earlier than Epoch, or is Epoch and
+// its offset is below Offsets[partition].
+type LogCut struct {
+	Epoch   uint32  `json:"epoch"`
+	Offsets []int64 `json:"offsets"` // by partition
+}
+
+// CutSegment is a part of a period under one version of a price book.
+type CutSegment struct {
+	Start   time.Time `json:"start"`
+	End     time.Time `json:"end"`
+	Book    string    `json:"book"`
+	Version int       `json:"version"`
+	SHA256  string    `json:"sha256"`
+}
+
+// MetricUnit is what a document needs to know of a metric.
+type MetricUnit struct {
+	Name        string `json:"name"`
+	Unit        string `json:"unit"`
+	Aggregation string `json:"aggregation"`
+	Distinct    string `json:"distinct,omitempty"`
+}
+
+// RecordKey returns the key under which the cut stands on kanjo.documents.
+func (c *Cut) RecordKey() string { return "cut/" + c.Tenant + "/" + c.Period }
+
+// Body is the pure part of a document. Quantities and unrounded amounts are exact decimals or fractions; amounts have the digits
+// of the currency.
+type Body struct {
+	Format      string        `json:"format"`
+	Tenant      Party         `json:"tenant"`
+	Issuer      Party         `json:"issuer"`
+	Period      BodyPeriod    `json:"period"`
+	Currency    string        `json:"currency"`
+	Prices      string        `json:"prices"` // exclusive or inclusive of tax
+	Rounding    string        `json:"rounding"`
+	TaxRounding string        `json:"tax_rounding"`
+	Segments    []BodySegment `json:"segments"`
+	Lines       []Line        `json:"lines"`
+	Subtotal    string        `json:"subtotal"`
+	Adjustments []Adjustment  `json:"adjustments"`
+	Taxes       []TaxLine     `json:"taxes"`
+	Net         string        `json:"net"`
+	Tax         string        `json:"tax"`
+	Total       string        `json:"total"`
+	Unpriced    []Unpriced    `json:"unpriced"`
+	Manifest    Manifest      `json:"manifest"`
+}
+
+// FormatInvoice names the form of an invoice's body.
+const FormatInvoice = "kanjo.invoice.v1"
+
+// Party is who asks or who owes.
+type Party struct {
+	Name        string `json:"name"`
+	DisplayName string `json:"display_name,omitempty"`
+	Address     string `json:"address,omitempty"`
+	TaxID       string `json:"tax_id,omitempty"`
+}
+
+// BodyPeriod is [Start, End) in UTC; it is the month of the zone.
+type BodyPeriod struct {
+	Month string    `json:"month"`
+	Start time.Time `json:"start"`
+	End   time.Time `json:"end"`
+	Zone  string    `json:"zone"`
+	Days  int64     `json:"days"`
+}
+
+// BodySegment is a part of the period under one book.
+type BodySegment struct {
+	From    string    `json:"from"` // first local date
+	Start   time.Time `json:"start"`
+	End     time.Time `json:"end"`
+	Days    int64     `json:"days"`
+	Book    string    `json:"book"`
+	Version int       `json:"version"`
+	SHA256  string    `json:"sha256"`
+}
+
+// Line is a line with its arithmetic.
+type Line struct {
+	Key         string            `json:"key"`
+	Item        string            `json:"item"`
+	Description string            `json:"description,omitempty"`
+	Model       string            `json:"model"`
+	Metric      string            `json:"metric,omitempty"`
+	Unit        string            `json:"unit,omitempty"`
+	Dimensions  map[string]string `json:"dimensions,omitempty"`
+	Segment     int               `json:"segment"`
+	Quantity    string            `json:"quantity,omitempty"`
+	Events      int64             `json:"events,omitempty"`
+	Steps       []Step            `json:"steps"`
+	Exact       string            `json:"exact"`
+	Amount      string            `json:"amount"`
+	TaxClass    string            `json:"tax_class"`
+	TaxRate     string            `json:"tax_rate"`
+}
+
+// Step is quantity × price / per = amount, or an amount alone.
+type Step struct {
+	Name     string `json:"name"`
+	Quantity string `json:"quantity,omitempty"`
+	Price    string `json:"price,omitempty"`
+	Per      string `json:"per,omitempty"`
+	Amount   string `json:"amount"`
+}
+
+// Adjustment lowers the sum of the lines.
+type Adjustment struct {
+	Key         string     `json:"key"`
+	Description string     `json:"description,omitempty"`
+	Segment     int        `json:"segment"`
+	Amount      string     `json:"amount"`
+	Parts       []RatePart `json:"parts"`
+}
+
+// RatePart is the part of an adjustment under one tax rate.
+type RatePart struct {
+	Rate   string `json:"rate"`
+	Amount string `json:"amount"`
+}
+
+// TaxLine is the tax of one rate.
+type TaxLine struct {
+	Rate  string `json:"rate"` // percent
+	Label string `json:"label,omitempty"`
+	Net   string `json:"net"`
+	Tax   string `json:"tax"`
+	Gross string `json:"gross"`
+}
+
+// Unpriced is usage that no item of the book takes.
+type Unpriced struct {
+	Metric     string            `json:"metric"`
+	Dimensions map[string]string `json:"dimensions,omitempty"`
+	Segment    int               `json:"segment"`
+	Quantity   string            `json:"quantity"`
+	Events     int64             `json:"events"`
+}
+
+// Manifest is what the body was made of.
+type Manifest struct {
+	Cut LogCut `json:"cut"`
+	// Events and Rows count what was billed or set aside: events below the cut in the period, once each, after corrections;
+	// a row is one measure of an event. EventsSHA256 is the SHA-256 digest over them that package mediation defines.
+	Events       int64  `json:"events"`
+	Rows         int64  `json:"rows"`
+	EventsSHA256 string `json:"events_sha256"`
+	// Superseded counts copies of events that stand lower in the log, Cancelled and Amended the events of the period that a correction
+	// took back or changed.
+	Superseded int64  `json:"superseded"`
+	Cancelled  int64  `json:"cancelled"`
+	Amended    int64  `json:"amended"`
+	Rules      int    `json:"rules"`
+	Tzdata     string `json:"tzdata"`
+}
+
+// Envelope is what one document has and no other.
+type Envelope struct {
+	Kind     string    `json:"kind"` // invoice
+	Series   string    `json:"series"`
+	Sequence int64     `json:"sequence"` // from 1, without gaps in the series
+	Number   string    `json:"number"`   // as printed: INV-000001
+	Tenant   string    `json:"tenant"`
+	Period   string    `json:"period"`
+	IssuedAt time.Time `json:"issued_at"`
+	// BodySHA256 is the digest of the body's canonical bytes.
+	BodySHA256 string `json:"body_sha256"`
+	// PreviousInSeries and PreviousOfTenant are the heads of the documents before this one; empty for the first.
+	PreviousInSeries string `json:"previous_in_series"`
+	PreviousOfTenant string `json:"previous_of_tenant"`
+}
+
+// KindInvoice is the kind of an invoice's envelope.
+const KindInvoice = "invoice"
+
+// Head returns the digest of the envelope in canonical form, as 64 hexadecimal digits.
+func (e *Envelope) Head() (string, error) {
+	b, err := Canonical(e)
+	if err != nil {
+		return "", err
+	}
+	return Digest(b), nil
+}
+
+// RecordKey returns the key under which the document stands on kanjo.documents.
+func (e *Envelope) RecordKey() string { return "document/" + e.Number }
+
+// Digest returns the SHA-256 of b as 64 hexadecimal digits.
+func Digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// Document is a final document as it stands on kanjo.documents: the canonical form of {"body": …, "envelope": …, "record": "document"}.
+type Document struct {
+	Envelope Envelope
+	Body     json.RawMessage // canonical bytes, as written
+	Head     string
+}
+
+type documentRecord struct {
+	Record   string          `json:"record"`
+	Body     json.RawMessage `json:"body"`
+	Envelope Envelope        `json:"envelope"`
+}
+
+// Encode returns the record's value.
+func (d *Document) Encode() ([]byte, error) {
+	envelope, err := Canonical(d.Envelope)
+	if err != nil {
+		return nil, err
+	}
+	// Put together by hand, so that the body's bytes stand in the record as they are.
+	b := append([]byte(`{"body":`), d.Body...)
+	b = append(append(b, `,"envelope":`...), envelope...)
+	return append(b, `,"record":"document"}`...), nil
+}
+
+// DecodedBody returns the body as a value.
+func (d *Document) DecodedBody() (*Body, error) {
+	var b Body
+	if err := json.Unmarshal(d.Body, &b); err != nil {
+		return nil, fmt.Errorf("read the body of document %s: %w", d.Envelope.Number, err)
+	}
+	return &b, nil
+}
+
+// Decode reads a record of kanjo.documents: one of the results is not nil. A record whose kind it does not know is an error, because
+// a closer that overlooks a document would issue it again.
+func Decode(key, value []byte) (*Cut, *Document, error) {
+	var kind struct {
+		Record string `json:"record"`
+	}
+	if err := json.Unmarshal(value, &kind); err != nil {
+		return nil, nil, fmt.Errorf("record %q of kanjo.documents: %w", key, err)
+	}
+	switch kind.Record {
+	case "cut":
+		var c Cut
+		if err := json.Unmarshal(value, &c); err != nil {
+			return nil, nil, fmt.Errorf("record %q of kanjo.documents: %w", key, err)
+		}
+		return &c, nil, nil
+	case "document":
+		var r documentRecord
+		if err := json.Unmarshal(value, &r); err != nil {
+			return nil, nil, fmt.Errorf("record %q of kanjo.documents: %w", key, err)
+		}
+		d := &Document{Envelope: r.Envelope, Body: r.Body}
+		var err error
+		d.Head, err = d.Envelope.Head()
+		return nil, d, err
+	}
+	return nil, nil, fmt.Errorf("record %q of kanjo.documents has kind %q: a newer version of Kanjo wrote it; use that version", key, kind.Record)
+}
+
+// FormatNumber returns the printed number of a sequence number.
+func FormatNumber(prefix string, digits int, sequence int64) string {
+	n := fmt.Sprint(sequence)
+	if pad := digits - len(n); pad > 0 {
+		n = strings.Repeat("0", pad) + n
+	}
+	return prefix + n
+}

@@ -1,0 +1,447 @@
+package mediation
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/big"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ClickHouse/clickhouse-go/v2"
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+
+	"github.com/kanjo-dev/kanjo/rater/money"
+	"github.com/kanjo-dev/kanjo/rater/rating"
+	"github.com/kanjo-dev/kanjo/schemas"
+	"github.com/kanjo-dev/kanjo/schemas/control"
+)
+
+// Cut is a vector over usage.unique: a row lies below it when its log epoch is earlier than Epoch, or is Epoch and its offset is
+// below Offsets[partition].
+type Cut struct {
+	Epoch   uint32
+	Offsets []int64
+}
+
+// Metric is how a metric's rows make one quantity.
+type Metric struct {
+	Aggregation control.Aggregation
+	Distinct    string   // the dimension that control.Distinct counts
+	Dimensions  []string // that totals must tell apart, sorted
+}
+
+// Batch is a set of tenants whose period has the same bounds and whose prices distinguish the same dimensions.
+type Batch struct {
+	Tenants    []string
+	Start, End time.Time
+	// Splits are the instants inside the period at which a new segment begins, ascending.
+	Splits []time.Time
+	// Metrics says how each known metric is aggregated. A metric that is not in it is summed, over all dimensions.
+	Metrics map[string]Metric
+}
+
+// Result is a tenant's usage.
+type Result struct {
+	Usage  [][]rating.Usage // by segment; sorted by metric and dimensions
+	Events int64
+	Rows   int64
+	SHA256 string // hex, see the package's documentation
+	// Superseded, Cancelled and Amended count the tenant's copies that do not count, and the events that corrections changed.
+	Superseded, Cancelled, Amended int64
+}
+
+// Ledger reads usage as of a cut. It is safe for concurrent use.
+type Ledger struct {
+	conn driver.Conn
+	cut  Cut
+	// duplicates says that some identity stands more than once below the cut.
+	duplicates bool
+}
+
+// Open looks for identities that stand more than once below the cut, in any period: a scan of the keys, made once for all batches.
+func Open(ctx context.Context, conn driver.Conn, cut Cut) (*Ledger, error) {
+	l := &Ledger{conn: conn, cut: cut, duplicates: true}
+	var n uint64
+	if err := conn.QueryRow(settings(ctx), "SELECT count() FROM ("+l.duplicated()+")").Scan(&n); err != nil {
+		return nil, fmt.Errorf("look for events that the ledger holds twice: %w", err)
+	}
+	l.duplicates = n > 0
+	return l, nil
+}
+
+// OpenProven is Open for a cut below which the audit has proved that each identity stands once: it does not look again.
+func OpenProven(conn driver.Conn, cut Cut) *Ledger { return &Ledger{conn: conn, cut: cut} }
+
+// settings keep the engine's memory bounded, and the result independent of a server's profile.
+func settings(ctx context.Context) context.Context {
+	return clickhouse.Context(ctx, clickhouse.WithSettings(clickhouse.Settings{
+		"max_bytes_before_external_group_by": 2 << 30,
+		"max_bytes_before_external_sort":     2 << 30,
+		"join_use_nulls":                     0,
+		"transform_null_in":                  0,
+		"max_result_rows":                    0,
+		"max_execution_time":                 0,
+	}))
+}
+
+// below is the condition that a row lies below the cut.
+func (l *Ledger) below() string {
+	var offsets strings.Builder
+	for i, o := range l.cut.Offsets {
+		if i > 0 {
+			offsets.WriteByte(',')
+		}
+		fmt.Fprint(&offsets, o)
+	}
+	if offsets.Len() == 0 {
+		return fmt.Sprintf("log_epoch < %d", l.cut.Epoch)
+	}
+	// An array without this cast would be of the smallest type that holds its numbers. A partition beyond it gives 0: nothing.
+	return fmt.Sprintf("(log_epoch < %d OR log_epoch = %[1]d AND log_offset < CAST([%s] AS Array(Int64))[log_partition + 1])", l.cut.Epoch, offsets.String())
+}
+
+// duplicated selects the keys that stand at several places of the log, or at one place in several rows of one measure (an insert
+// that was repeated and has not been merged).
+func (l *Ledger) duplicated() string {
+	return "SELECT event_key FROM usage_events WHERE " + l.below() +
+		" GROUP BY event_key HAVING count() > uniqExact(measure) OR uniqExact((log_epoch, log_partition, log_offset)) > 1"
+}
+
+const columns = "tenant, metric, source, id, event_key, kind, target, occurred_at, ingested_at, measure, units, scale, dimensions"
+
+// events selects every event's rows below the cut, each event once, that satisfy the condition. The condition speaks of the event
+// that counts, so it is applied to duplicated keys after the choice between their copies.
+func (l *Ledger) events(condition string) string {
+	if !l.duplicates {
+		return fmt.Sprintf("SELECT %s FROM usage_events WHERE %s AND %s", columns, l.below(), condition)
+	}
+	return fmt.Sprintf(`SELECT %[1]s FROM usage_events WHERE %[2]s AND %[3]s AND event_key NOT IN (%[4]s)
+UNION ALL
+SELECT %[1]s FROM (
+	SELECT %[1]s, (log_epoch, log_partition, log_offset) AS place, min(place) OVER (PARTITION BY event_key) AS first
+	FROM usage_events WHERE %[2]s AND event_key IN (%[4]s)
+) WHERE place = first AND %[3]s LIMIT 1 BY event_key, measure`, columns, l.below(), condition, l.duplicated())
+}
+
+// Mediate returns what each tenant of the batch used. Every tenant has a result, an empty one if it used nothing.
+func (l *Ledger) Mediate(ctx context.Context, b Batch) (map[string]*Result, error) {
+	if len(b.Tenants) == 0 {
+		return nil, nil
+	}
+	ctx = settings(ctx)
+	results := make(map[string]*Result, len(b.Tenants))
+	for _, t := range b.Tenants {
+		results[t] = &Result{Usage: make([][]rating.Usage, len(b.Splits)+1), SHA256: emptySHA256}
+	}
+	q := &query{ledger: l, batch: b}
+	if err := q.corrections(ctx); err != nil {
+		return nil, err
+	}
+	if err := q.totals(ctx, results); err != nil {
+		return nil, err
+	}
+	if err := q.digests(ctx, results); err != nil {
+		return nil, err
+	}
+	if err := q.counts(ctx, results); err != nil {
+		return nil, err
+	}
+	return results, nil
+}
+
+// emptySHA256 is the digest of no rows.
+const emptySHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+type query struct {
+	ledger    *Ledger
+	batch     Batch
+	corrected bool // the batch's tenants have correction events
+}
+
+func instant(t time.Time) string {
+	return fmt.Sprintf("fromUnixTimestamp64Nano(toInt64(%d), 'UTC')", t.UnixNano())
+}
+
+// text returns s as a literal.
+func text(s string) string {
+	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`, "\x00", `\0`).Replace(s) + "'"
+}
+
+func texts(list []string) string {
+	quoted := make([]string, len(list))
+	for i, s := range list {
+		quoted[i] = text(s)
+	}
+	return strings.Join(quoted, ", ")
+}
+
+func (q *query) tenants() string { return "tenant IN (" + texts(q.batch.Tenants) + ")" }
+
+func (q *query) period() string {
+	return fmt.Sprintf("occurred_at >= %s AND occurred_at < %s", instant(q.batch.Start), instant(q.batch.End))
+}
+
+func (q *query) usage() string {
+	return q.ledger.events(q.tenants() + " AND kind = 'usage' AND " + q.period())
+}
+
+// correcting selects the one correction that stands for each event that any names.
+func (q *query) correcting() string {
+	return `SELECT tenant, source, target,
+	argMax(kind, (kind = 'cancel', ingested_at, event_key)) AS what,
+	argMax(event_key, (kind = 'cancel', ingested_at, event_key)) AS by_key
+FROM (` + q.ledger.events(q.tenants()+" AND kind != 'usage'") + `) GROUP BY tenant, source, target`
+}
+
+func (q *query) corrections(ctx context.Context) error {
+	var n uint64
+	err := q.ledger.conn.QueryRow(ctx, "SELECT count() FROM usage_events WHERE "+q.ledger.below()+" AND "+q.tenants()+" AND kind != 'usage'").Scan(&n)
+	if err != nil {
+		return fmt.Errorf("look for corrections: %w", err)
+	}
+	q.corrected = n > 0
+	return nil
+}
+
+// rows selects what counts: the usage rows without those of corrected events, and the amended rows of these.
+func (q *query) rows() string {
+	const out = "tenant, metric, source, id, event_key, occurred_at, measure, units, scale, dimensions"
+	if !q.corrected {
+		return "SELECT " + out + ", '' AS corrected_by FROM (" + q.usage() + ")"
+	}
+	return fmt.Sprintf(`SELECT %[1]s, '' AS corrected_by FROM (%[2]s)
+WHERE (tenant, source, id) NOT IN (SELECT tenant, source, target FROM (%[3]s))
+UNION ALL
+SELECT e.tenant AS tenant, a.metric AS metric, e.source AS source, e.id AS id, e.event_key AS event_key, e.occurred_at AS occurred_at,
+	a.measure AS measure, a.units AS units, a.scale AS scale, e.dimensions AS dimensions, lower(hex(c.by_key)) AS corrected_by
+FROM (SELECT * FROM (%[2]s) LIMIT 1 BY event_key) AS e
+INNER JOIN (SELECT * FROM (%[3]s) WHERE what = 'amend') AS c ON c.tenant = e.tenant AND c.source = e.source AND c.target = e.id
+INNER JOIN (%[4]s) AS a ON a.event_key = c.by_key`,
+		out, q.usage(), q.correcting(), q.ledger.events(q.tenants()+" AND kind = 'amend'"))
+}
+
+// dimensions lists every dimension that some metric distinguishes, sorted.
+func (q *query) dimensions() []string {
+	var all []string
+	for _, m := range q.batch.Metrics {
+		all = append(all, m.Dimensions...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// metricsWith lists the metrics for which the function holds, sorted.
+func (q *query) metricsWith(is func(Metric) bool) []string {
+	var names []string
+	for name, m := range q.batch.Metrics {
+		if is(m) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (q *query) segment() string {
+	if len(q.batch.Splits) == 0 {
+		return "toUInt32(0)"
+	}
+	var cases strings.Builder
+	cases.WriteString("toUInt32(multiIf(")
+	for i := len(q.batch.Splits) - 1; i >= 0; i-- {
+		fmt.Fprintf(&cases, "occurred_at >= %s, %d, ", instant(q.batch.Splits[i]), i+1)
+	}
+	cases.WriteString("0))")
+	return cases.String()
+}
+
+func (q *query) totals(ctx context.Context, results map[string]*Result) error {
+	dims := q.dimensions()
+	var query strings.Builder
+	fmt.Fprintf(&query, "SELECT tenant, %s AS segment, metric, scale", q.segment())
+	for i, name := range dims {
+		names := q.metricsWith(func(m Metric) bool { return slices.Contains(m.Dimensions, name) })
+		value := "dimensions[" + text(name) + "]"
+		if len(names) < len(q.batch.Metrics) {
+			value = fmt.Sprintf("if(metric IN (%s), %s, '')", texts(names), value)
+		}
+		fmt.Fprintf(&query, ", %s AS d%d", value, i)
+	}
+	query.WriteString(", toInt128(count()) AS events, sum(toInt128(units)) AS total")
+	// What no metric of the batch asks for is not computed.
+	aggregate := func(a control.Aggregation, column, expression string) {
+		if names := q.metricsWith(func(m Metric) bool { return m.Aggregation == a }); len(names) > 0 {
+			fmt.Fprintf(&query, ", toInt128(%s) AS %s", strings.ReplaceAll(expression, "METRICS", texts(names)), column)
+		} else {
+			fmt.Fprintf(&query, ", toInt128(0) AS %s", column)
+		}
+	}
+	aggregate(control.Max, "highest", "maxIf(units, metric IN (METRICS))")
+	aggregate(control.Latest, "latest", "argMaxIf(units, (occurred_at, event_key), metric IN (METRICS))")
+	aggregate(control.Distinct, "different", "uniqExactIf("+q.distinctValue()+", metric IN (METRICS))")
+	fmt.Fprintf(&query, " FROM (%s) GROUP BY tenant, segment, metric, scale", q.rows())
+	for i := range dims {
+		fmt.Fprintf(&query, ", d%d", i)
+	}
+	rows, err := q.ledger.conn.Query(ctx, query.String())
+	if err != nil {
+		return fmt.Errorf("sum up usage: %w", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
+	var (
+		tenant, metric                           string
+		segment                                  uint32
+		scale                                    uint8
+		events, total, highest, latest, distinct big.Int
+		values                                   = make([]string, len(dims))
+	)
+	into := []any{&tenant, &segment, &metric, &scale}
+	for i := range values {
+		into = append(into, &values[i])
+	}
+	into = append(into, &events, &total, &highest, &latest, &distinct)
+	for rows.Next() {
+		if err := rows.Scan(into...); err != nil {
+			return fmt.Errorf("sum up usage: %w", err)
+		}
+		r := results[tenant]
+		if r == nil || int(segment) >= len(r.Usage) {
+			return fmt.Errorf("sum up usage: the engine answered for tenant %q segment %d, which was not asked", tenant, segment)
+		}
+		m, known := q.batch.Metrics[metric]
+		u := rating.Usage{Metric: metric, Aggregation: cmp.Or(m.Aggregation, control.Sum), Events: events.Int64()}
+		switch u.Aggregation {
+		case control.Sum:
+			u.Quantity = money.FromUnits(&total, scale)
+		case control.Count:
+			u.Quantity = money.FromUnits(&events, 0)
+		case control.Max:
+			u.Quantity = money.FromUnits(&highest, scale)
+		case control.Latest:
+			u.Quantity = money.FromUnits(&latest, scale)
+		case control.Distinct:
+			u.Quantity = money.FromUnits(&distinct, 0)
+		default:
+			return fmt.Errorf("metric %s has an unknown aggregation %q", metric, u.Aggregation)
+		}
+		for i, name := range dims {
+			if known && values[i] != "" && slices.Contains(m.Dimensions, name) {
+				u.Dimensions = append(u.Dimensions, schemas.Dimension{Name: name, Value: values[i]})
+			}
+		}
+		r.Usage[segment] = append(r.Usage[segment], u)
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("sum up usage: %w", err)
+	}
+	for _, r := range results {
+		for _, usage := range r.Usage {
+			slices.SortFunc(usage, compareUsage)
+		}
+	}
+	return nil
+}
+
+// distinctValue is the value that a distinct metric counts.
+func (q *query) distinctValue() string {
+	var cases strings.Builder
+	cases.WriteString("multiIf(")
+	for _, name := range q.metricsWith(func(m Metric) bool { return m.Aggregation == control.Distinct }) {
+		fmt.Fprintf(&cases, "metric = %s, dimensions[%s], ", text(name), text(q.batch.Metrics[name].Distinct))
+	}
+	cases.WriteString("'')")
+	return cases.String()
+}
+
+func compareUsage(a, b rating.Usage) int {
+	if c := cmp.Compare(a.Metric, b.Metric); c != 0 {
+		return c
+	}
+	return slices.CompareFunc(a.Dimensions, b.Dimensions, func(x, y schemas.Dimension) int {
+		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Value, y.Value))
+	})
+}
+
+// rowText is the text of a row that the digest covers; see the package's documentation.
+const rowText = `concat(
+	toString(length(tenant)), ':', tenant, toString(length(metric)), ':', metric, toString(length(source)), ':', source,
+	toString(length(id)), ':', id, toString(length(corrected_by)), ':', corrected_by,
+	toString(toUnixTimestamp64Nano(occurred_at)), ',', toString(units), ',', toString(scale), ';',
+	arrayStringConcat(arrayMap((k, v) -> concat(toString(length(k)), ':', k, toString(length(v)), ':', v),
+		mapKeys(mapSort(dimensions)), mapValues(mapSort(dimensions)))))`
+
+func (q *query) digests(ctx context.Context, results map[string]*Result) error {
+	rows, err := q.ledger.conn.Query(ctx, fmt.Sprintf(`SELECT tenant, toInt64(uniqExact(event_key)), toInt64(count()),
+	lower(hex(SHA256(arrayStringConcat(arraySort(groupArray(concat(event_key, SHA256(%s)))))))) FROM (%s) GROUP BY tenant`, rowText, q.rows()))
+	if err != nil {
+		return fmt.Errorf("digest the events: %w", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
+	for rows.Next() {
+		var tenant, digest string
+		var events, n int64
+		if err := rows.Scan(&tenant, &events, &n, &digest); err != nil {
+			return fmt.Errorf("digest the events: %w", err)
+		}
+		r := results[tenant]
+		if r == nil {
+			return fmt.Errorf("digest the events: the engine answered for tenant %q, which was not asked", tenant)
+		}
+		r.Events, r.Rows, r.SHA256 = events, n, digest
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("digest the events: %w", err)
+	}
+	return nil
+}
+
+// counts fills in what was left out and why.
+func (q *query) counts(ctx context.Context, results map[string]*Result) error {
+	each := func(what, query string, put func(*Result, int64)) error {
+		rows, err := q.ledger.conn.Query(ctx, query)
+		if err != nil {
+			return fmt.Errorf("count %s events: %w", what, err)
+		}
+		defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
+		for rows.Next() {
+			var tenant string
+			var n int64
+			if err := rows.Scan(&tenant, &n); err != nil {
+				return fmt.Errorf("count %s events: %w", what, err)
+			}
+			if r := results[tenant]; r != nil {
+				put(r, n)
+			}
+		}
+		return rows.Err()
+	}
+	if q.ledger.duplicates {
+		err := each("superseded", fmt.Sprintf(`SELECT tenant, toInt64(uniqExact((event_key, place))) FROM (
+	SELECT tenant, event_key, occurred_at, (log_epoch, log_partition, log_offset) AS place, min(place) OVER (PARTITION BY event_key) AS first
+	FROM usage_events WHERE %s AND event_key IN (%s)
+) WHERE place != first AND %s AND %s GROUP BY tenant`, q.ledger.below(), q.ledger.duplicated(), q.tenants(), q.period()),
+			func(r *Result, n int64) { r.Superseded = n })
+		if err != nil {
+			return err
+		}
+	}
+	if !q.corrected {
+		return nil
+	}
+	for _, c := range []struct {
+		what string
+		put  func(*Result, int64)
+	}{
+		{"cancel", func(r *Result, n int64) { r.Cancelled = n }},
+		{"amend", func(r *Result, n int64) { r.Amended = n }},
+	} {
+		err := each(c.what, fmt.Sprintf(`SELECT tenant, toInt64(uniqExact(event_key)) FROM (%s)
+WHERE (tenant, source, id) IN (SELECT tenant, source, target FROM (%s) WHERE what = '%s') GROUP BY tenant`, q.usage(), q.correcting(), c.what), c.put)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
