@@ -301,24 +301,33 @@ func (w *world) eventually(what string, ok func() bool) {
 // recorded waits until the group's position has passed all records.
 func (w *world) recorded(records ...*kgo.Record) {
 	w.Helper()
-	type place struct {
-		topic     string
-		partition int32
-	}
-	want := make(map[place]int64)
+	w.eventually("the ledger stands at the end of the records", func() bool { return w.isRecorded(records...) })
+}
+
+// isRecorded says whether the group's position has passed all records.
+func (w *world) isRecorded(records ...*kgo.Record) bool {
+	at := make(map[string]map[int32]int64)
 	for _, r := range records {
-		at := place{r.Topic, r.Partition}
-		want[at] = max(want[at], r.Offset+1)
-	}
-	w.eventually(fmt.Sprintf("the ledger stands at %v", want), func() bool {
-		for at, offset := range want {
-			got, err := position(w.Context(), w.client, DefaultGroup, at.topic)
-			if err != nil || got[at.partition] < offset {
+		if at[r.Topic] == nil {
+			var err error
+			if at[r.Topic], err = position(w.Context(), w.client, DefaultGroup, r.Topic); err != nil {
 				return false
 			}
 		}
-		return true
-	})
+		if at[r.Topic][r.Partition] <= r.Offset {
+			return false
+		}
+	}
+	return true
+}
+
+// manyMonths returns events of which each falls into another month, as far as the years from 1980 reach.
+func manyMonths(from, n int) []schemas.UsageEvent {
+	events := eventRange(from, from+n)
+	for i := range events {
+		events[i].OccurredAt = time.Date(1980, time.Month(1+i), 15, 0, 0, 0, 0, time.UTC)
+	}
+	return events
 }
 
 // totals is what a set of events comes to, by tenant and metric.
