@@ -7,7 +7,8 @@ import (
 // ParseKafka reads one record of a raw topic, in any form that producers send: structured mode when the content type begins
 // with application/cloudevents, binary mode when there are ce_ headers, and otherwise JSON without any header, either
 // a structured CloudEvent (as a Kafka node of n8n publishes) or the flat form. It overwrites in; the error is a *Refusal.
-// The headers may be of any type with the shape of [Header], such as kgo.RecordHeader.
+// An event in the value that has no trace context takes that of the record's traceparent and tracestate headers. The headers may
+// be of any type with the shape of [Header], such as kgo.RecordHeader.
 func ParseKafka[H ~struct {
 	Key   string
 	Value []byte
@@ -23,13 +24,25 @@ func ParseKafka[H ~struct {
 			if refusal := structuredType(h.Value); refusal != nil {
 				return refusal
 			}
-			return ParseStructured(value, in)
+			return parseValue(headers, value, in)
 		}
 	}
 	if attributes {
 		return ParseBinary(headers, value, in)
 	}
-	return ParseStructured(value, in)
+	return parseValue(headers, value, in)
+}
+
+// parseValue reads an event that stands in the value as a whole.
+func parseValue[H ~struct {
+	Key   string
+	Value []byte
+}](headers []H, value []byte, in *Input) error {
+	if err := ParseStructured(value, in); err != nil {
+		return err
+	}
+	carriedTrace(headers, in)
+	return nil
 }
 
 // ParseBinary reads a CloudEvent in Kafka binary mode: attributes in headers with the prefix ce_, data in the value. It
