@@ -74,18 +74,17 @@ func (s *session) follow(ctx context.Context, current *transaction) error {
 }
 
 func (s *session) open(n int32) (*partition, error) {
-	set, err := seenset.Open(s.dir.setDir(n), s.setOptions())
+	set, err := seenset.Open(s.dir.setDir(n), seenset.Options{Window: s.cfg.Window, MemoryKeys: s.cfg.MemoryKeys})
 	if err != nil {
 		return nil, fmt.Errorf("open the seen-set of partition %d: %w", n, err)
+	}
+	if err := set.Discarded(); err != nil {
+		s.log.Warn("the seen-set is discarded and built again from the log", "topic", schemas.TopicUnique, "partition", n, "because", err)
 	}
 	p := &partition{number: n, label: strconv.Itoa(int(n)), set: set}
 	p.position.Store(-1)
 	s.parts[n] = p
 	return p, nil
-}
-
-func (s *session) setOptions() seenset.Options {
-	return seenset.Options{}
 }
 
 // drop lets go of a partition: its recovery ends, and its set goes to disk.
@@ -202,6 +201,7 @@ func (s *session) show() {
 			waiting++
 		} else {
 			s.metrics.remaining.WithLabelValues(p.label).Set(0)
+			s.measure(p)
 		}
 	}
 	s.mu.Lock()
@@ -212,6 +212,14 @@ func (s *session) show() {
 	} else {
 		s.health.Set(checkRecovery, nil)
 	}
+}
+
+// measure shows the size of a set that no recovery owns.
+func (s *session) measure(p *partition) {
+	st := p.set.Stats()
+	s.metrics.seenKeys.WithLabelValues(p.label).Set(float64(st.Keys))
+	s.metrics.seenDisk.WithLabelValues(p.label).Set(float64(st.DiskBytes))
+	s.metrics.seenMemory.WithLabelValues(p.label).Set(float64(st.MemoryBytes))
 }
 
 // monitorInterval is how often the lag is measured.

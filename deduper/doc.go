@@ -38,6 +38,8 @@
 //	deduper.after_manifest  so are the manifests; the positions are not
 //	deduper.after_commit    the transaction is committed; memory does not know it yet
 //	deduper.mid_recovery    a recovery has found the log stable and has read nothing yet
+//	deduper.before_snapshot the runs of a snapshot and its state file are written, the old one still holds
+//	deduper.after_snapshot  the new snapshot holds; replaced runs are still there
 //
 // # Where to begin
 //

@@ -211,7 +211,7 @@ func (r *rig) follow(enough func(*outcome) bool) *outcome {
 	ctx, cancel := context.WithTimeout(r.tb.Context(), 25*time.Second)
 	defer cancel()
 	cl, err := r.cfg.NewClient(kgo.ConsumeTopics(schemas.TopicUnique, schemas.TopicConflict, schemas.TopicManifest),
-		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted()))
+		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.FetchMaxWait(100*time.Millisecond))
 	if err != nil {
 		r.tb.Fatal(err)
 	}

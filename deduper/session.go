@@ -590,6 +590,7 @@ func (s *session) applied(t *transaction) error {
 			return fmt.Errorf("seen-set of partition %d: %w", n, err)
 		}
 		p.position.Store(sh.next)
+		s.measure(p)
 		for v, count := range sh.counts {
 			s.metrics.events.WithLabelValues(outcomes[v]).Add(float64(count))
 		}

@@ -1,52 +1,448 @@
 package seenset
 
-// Key identifies an event: schemas.EventKey, without importing it.
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+)
+
+// Key identifies an event: schemas.EventKey, without importing it. It must be spread like a hash.
 type Key = [16]byte
 
 // Stamp says which part of a log a set is the projection of.
 type Stamp struct {
 	TopicID     [16]byte // of the log; a topic made anew under the old name has another
 	Partitions  int32    // of the topic
-	LeaderEpoch int32    // in force when NextOffset was known to be in the log; -1 when unknown
-	NextOffset  int64    // every event of the partition below it is in the set, and none above it
+	LeaderEpoch int32    // in force when NextOffset was known to be in the log; negative when unknown
+	NextOffset  int64    // every event of the partition below it is in the set, unless it left the window, and none above it
 }
-
-// Set is the projection of one partition. It serves one goroutine.
-type Set struct {
-	keys  map[Key]uint64
-	stamp Stamp
-}
-
-// Open returns the set that dir holds.
-func Open(string, Options) (*Set, error) { return &Set{keys: make(map[Key]uint64)}, nil }
 
 // Options configure a set.
-type Options struct{}
+type Options struct {
+	// Window is how long a key is remembered at least, counted from IngestedAt. Keys on disk are forgotten in spans of an
+	// eighth of it, so some are remembered that much longer.
+	Window time.Duration
+	// MemoryKeys is how many keys the hash table takes before it is written out. It may hold twice as many while the disk is slow.
+	MemoryKeys int
+	// Now is the clock; nil uses time.Now. The window ends at the newest IngestedAt that was added, but not later than Now: a
+	// record from the future does not make the set forget.
+	Now func() time.Time
 
-// Stamp returns what the set is the projection of. NextOffset 0 with a zero TopicID means of nothing.
-func (s *Set) Stamp() Stamp { return s.stamp }
-
-// Lookup returns the digest under which key was added.
-func (s *Set) Lookup(key Key) (digest uint64, found bool, err error) {
-	digest, found = s.keys[key]
-	return digest, found, nil
+	before func(op, path string) error
 }
 
-// Add remembers key. The caller adds each key once.
-func (s *Set) Add(key Key, digest uint64, _ int64) { s.keys[key] = digest }
+// spans is how many pieces the window has; one more is partly outside.
+const spans = 8
 
-// Advance says that the set is now the projection that stamp describes.
-func (s *Set) Advance(stamp Stamp) error { s.stamp = stamp; return nil }
+// fan is how many runs of one span and size are merged into the next size.
+const fan = 4
 
-// Reset forgets everything.
-func (s *Set) Reset() error {
-	clear(s.keys)
-	s.stamp = Stamp{}
+// Set remembers the keys of one partition. It serves one goroutine; its own jobs write and merge in the background.
+type Set struct {
+	opts      Options
+	disk      *disk
+	discarded error
+
+	stamp  Stamp
+	fresh  *table // takes new keys
+	frozen *table // being written; nil when nothing is
+	spare  *table
+	runs   []*run // in no order that matters
+	newest int64  // IngestedAt in ms
+	page   []byte
+
+	flushing *job // writes frozen
+	tidying  *job // merges runs and drops old ones
+	stop     chan struct{}
+	// failed is set for good once something on disk did not check or could not be written. From then on nothing is written: keys
+	// that a failed flush held are in no run, so a new snapshot would vouch for what it does not hold.
+	failed error
+}
+
+// job is work in the background. It owns nothing that the set changes meanwhile.
+type job struct {
+	done  chan struct{}
+	added []*run
+	gone  []*run
+	err   error
+}
+
+// table holds keys in memory.
+type table struct {
+	keys map[Key]value
+}
+
+type value struct {
+	digest uint64
+	millis int64 // IngestedAt
+}
+
+// Open opens the set in dir, which it makes when it is missing and which it alone may use. A snapshot that does not check is thrown
+// away: the set is empty then, and Discarded says why.
+func Open(dir string, opts Options) (*Set, error) {
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	if opts.Window <= 0 || opts.MemoryKeys <= 0 {
+		return nil, fmt.Errorf("seen-set: window %s and %d keys in memory must be positive", opts.Window, opts.MemoryKeys)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	s := &Set{opts: opts, disk: &disk{dir: dir, before: opts.before}, fresh: newTable(), page: make([]byte, pageSize), stop: make(chan struct{})}
+	runs, err := s.disk.load()
+	switch {
+	case errors.Is(err, ErrDamaged):
+		s.discarded = err
+		if err := s.disk.clear(); err != nil {
+			return nil, err
+		}
+	case err != nil:
+		return nil, fmt.Errorf("seen-set: read the snapshot in %s: %w (if the disk cannot read it any more, remove the directory: it is built again)", dir, err)
+	default:
+		if err := s.disk.sweep(); err != nil {
+			closeRuns(runs)
+			return nil, err
+		}
+	}
+	s.runs, s.stamp = runs, s.disk.stamp
+	for _, r := range runs {
+		s.newest = max(s.newest, r.Newest)
+	}
+	return s, nil
+}
+
+func newTable() *table { return &table{keys: make(map[Key]value)} }
+
+// Discarded says why Open threw a snapshot away; nil when it did not.
+func (s *Set) Discarded() error { return s.discarded }
+
+// Stamp returns what the set is the projection of; the zero Stamp when of nothing.
+func (s *Set) Stamp() Stamp { return s.stamp }
+
+// horizon is the IngestedAt in ms before which keys may be forgotten.
+func (s *Set) horizon() int64 {
+	return min(s.newest, s.opts.Now().UnixMilli()) - s.opts.Window.Milliseconds()
+}
+
+// Lookup returns the digest under which key was added, unless it left the window. After an error the set can only be closed or reset. When
+// the error matches ErrDamaged, it is empty when it is opened again; else it is what the last snapshot says.
+func (s *Set) Lookup(key Key) (digest uint64, found bool, err error) {
+	v, found := s.fresh.keys[key]
+	if !found && s.frozen != nil {
+		v, found = s.frozen.keys[key]
+	}
+	if found {
+		if v.millis < s.newest-s.opts.Window.Milliseconds() && v.millis < s.horizon() {
+			return 0, false, nil
+		}
+		return v.digest, true, nil
+	}
+	h := filterHash(&key)
+	for _, r := range s.runs {
+		if !r.filter.has(h) {
+			continue
+		}
+		digest, found, err = r.lookup(&key, s.page)
+		if err != nil {
+			return 0, false, s.fail(err)
+		}
+		if found {
+			return digest, true, nil
+		}
+	}
+	return 0, false, nil
+}
+
+func (s *Set) fail(err error) error {
+	if s.failed == nil || errors.Is(err, ErrDamaged) {
+		s.failed = err
+	}
+	return err
+}
+
+// Add remembers a key. The caller has looked it up, or reads the log again.
+func (s *Set) Add(key Key, digest uint64, ingestedMillis int64) {
+	s.fresh.keys[key] = value{digest, ingestedMillis}
+	s.newest = max(s.newest, ingestedMillis)
+}
+
+// Advance says that the set is now the projection that stamp describes. It starts background work when there is some, and waits only when
+// the disk is so slow that the memory's bound is reached.
+func (s *Set) Advance(stamp Stamp) error {
+	if s.failed != nil {
+		return s.failed
+	}
+	s.stamp = stamp
+	if err := s.collect(false); err != nil {
+		return err
+	}
+	if len(s.fresh.keys) >= s.opts.MemoryKeys {
+		if s.flushing != nil && len(s.fresh.keys) >= 2*s.opts.MemoryKeys {
+			if err := s.collect(true); err != nil {
+				return err
+			}
+		}
+		if s.flushing == nil {
+			s.flush()
+		}
+	}
+	s.tidy()
 	return nil
 }
 
-// Len returns how many keys the set remembers.
-func (s *Set) Len() int64 { return int64(len(s.keys)) }
+// collect takes over what finished jobs have done. With wait it waits for the flush.
+func (s *Set) collect(wait bool) error {
+	take := func(j **job, wait bool) error {
+		if *j == nil {
+			return nil
+		}
+		if !wait {
+			select {
+			case <-(*j).done:
+			default:
+				return nil
+			}
+		}
+		<-(*j).done
+		done := *j
+		*j = nil
+		if done.err != nil {
+			return s.fail(done.err)
+		}
+		s.runs = slices.DeleteFunc(s.runs, func(r *run) bool { return slices.Contains(done.gone, r) })
+		s.runs = append(s.runs, done.added...)
+		closeRuns(done.gone)
+		return nil
+	}
+	flushing := s.flushing != nil
+	if err := take(&s.flushing, wait); err != nil {
+		return err
+	}
+	if flushing && s.flushing == nil {
+		clear(s.frozen.keys)
+		s.spare, s.frozen = s.frozen, nil
+	}
+	return take(&s.tidying, false)
+}
 
-// Close writes what memory holds.
-func (s *Set) Close() error { return nil }
+func (s *Set) spanWidth() int64 { return max(s.opts.Window.Milliseconds()/spans, 1) }
+
+// flush begins to write the table.
+func (s *Set) flush() {
+	s.frozen, s.fresh, s.spare = s.fresh, s.spare, nil
+	if s.fresh == nil {
+		s.fresh = newTable()
+	}
+	j, stamp, horizon := &job{done: make(chan struct{})}, s.stamp, s.horizon()
+	s.flushing = j
+	keys := s.frozen.keys
+	go func() {
+		defer close(j.done)
+		j.added, j.err = s.disk.writeTable(keys, horizon, s.spanWidth())
+		if j.err == nil {
+			j.err = s.disk.replace(j.added, nil, &stamp)
+		}
+	}()
+}
+
+// writeTable writes the keys as runs, one for each span.
+func (d *disk) writeTable(keys map[Key]value, horizon, width int64) (runs []*run, err error) {
+	type piece struct {
+		entries        []entry
+		oldest, newest int64
+	}
+	pieces := make(map[int64]*piece)
+	for k, v := range keys {
+		if v.millis < horizon {
+			continue
+		}
+		p := pieces[v.millis/width]
+		if p == nil {
+			p = &piece{oldest: v.millis, newest: v.millis}
+			pieces[v.millis/width] = p
+		}
+		p.oldest, p.newest = min(p.oldest, v.millis), max(p.newest, v.millis)
+		p.entries = append(p.entries, entry{k, v.digest})
+	}
+	defer func() {
+		if err != nil {
+			closeRuns(runs)
+			runs = nil
+		}
+	}()
+	for _, p := range pieces {
+		slices.SortFunc(p.entries, func(a, b entry) int { return compareKeys(&a.key, &b.key) })
+		w, err := d.createRun(d.nextNumber(), int64(len(p.entries)))
+		if err != nil {
+			return runs, err
+		}
+		w.Oldest, w.Newest = p.oldest, p.newest
+		for i := range p.entries {
+			if err := w.add(&p.entries[i]); err != nil {
+				w.abandon()
+				return runs, err
+			}
+		}
+		r, err := w.finish()
+		if err != nil {
+			w.abandon()
+			return runs, err
+		}
+		runs = append(runs, r)
+	}
+	return runs, nil
+}
+
+// tidy begins to drop the runs that left the window, or to merge runs of one span.
+func (s *Set) tidy() {
+	if s.tidying != nil {
+		return
+	}
+	var gone []*run
+	horizon := s.horizon()
+	for _, r := range s.runs {
+		if r.Newest < horizon {
+			gone = append(gone, r)
+		}
+	}
+	merging := []*run(nil)
+	if len(gone) == 0 {
+		if merging = s.mergeable(); merging == nil {
+			return
+		}
+		gone = merging
+	}
+	j := &job{done: make(chan struct{}), gone: gone}
+	s.tidying = j
+	go func() {
+		defer close(j.done)
+		if merging != nil {
+			var merged *run
+			if merged, j.err = s.disk.merge(s.disk.nextNumber(), merging, s.stop); j.err != nil {
+				return
+			}
+			j.added = []*run{merged}
+		}
+		if j.err = s.disk.replace(j.added, gone, nil); j.err != nil {
+			closeRuns(j.added)
+			j.added = nil
+		}
+	}()
+}
+
+// mergeable returns runs of one span that should become one: fan of them that are of about the same size, or all of a span that is
+// over. Merging equals keeps the work per key at one write per size; the runs per span stay few.
+func (s *Set) mergeable() []*run {
+	width := s.spanWidth()
+	current := min(s.newest, s.opts.Now().UnixMilli()) / width
+	type class struct{ span, size int64 }
+	classes := make(map[class][]*run)
+	for _, r := range s.runs {
+		c := class{span: r.Newest / width}
+		if c.span >= current-1 {
+			for n := r.Entries / int64(s.opts.MemoryKeys); n > 0; n /= fan {
+				c.size++
+			}
+		}
+		classes[c] = append(classes[c], r)
+	}
+	for c, runs := range classes {
+		if len(runs) < fan && (len(runs) < 2 || c.span >= current-1) {
+			continue
+		}
+		slices.SortFunc(runs, func(a, b *run) int { return cmp.Compare(a.Entries, b.Entries) })
+		runs = runs[:min(len(runs), 4*fan)]
+		// Late keys of a span that is over make small runs: they are merged among themselves until rewriting the large one pays.
+		var small int64
+		for _, r := range runs[:len(runs)-1] {
+			small += r.Entries
+		}
+		if 8*small < runs[len(runs)-1].Entries {
+			runs = runs[:len(runs)-1]
+		}
+		if len(runs) >= 2 {
+			return runs
+		}
+	}
+	return nil
+}
+
+// Len returns how many keys the set remembers. A key that the log was replayed over may count twice until its runs are merged.
+func (s *Set) Len() int64 { return s.Stats().Keys }
+
+// Stats says how large a set is.
+type Stats struct {
+	Keys        int64
+	Runs        int
+	DiskBytes   int64
+	MemoryBytes int64 // an estimate for the hash tables, exact for the rest
+}
+
+// tableBytesPerKey is what a key costs in Go's map, measured.
+const tableBytesPerKey = 56
+
+// Stats returns the sizes of now.
+func (s *Set) Stats() Stats {
+	st := Stats{Runs: len(s.runs)}
+	for _, t := range []*table{s.fresh, s.frozen} {
+		if t != nil {
+			st.Keys += int64(len(t.keys))
+			st.MemoryBytes += int64(len(t.keys)) * tableBytesPerKey
+		}
+	}
+	for _, r := range s.runs {
+		st.Keys += r.Entries
+		st.DiskBytes += r.size
+		st.MemoryBytes += int64(len(r.filter))*4 + int64(len(r.index))*8
+	}
+	return st
+}
+
+// settle ends the background work and takes over what it has done.
+func (s *Set) settle() error {
+	close(s.stop)
+	s.stop = make(chan struct{})
+	if s.tidying != nil {
+		<-s.tidying.done
+		if errors.Is(s.tidying.err, errStopped) {
+			s.tidying = nil
+		}
+	}
+	return s.collect(true)
+}
+
+// Reset forgets everything, on disk too.
+func (s *Set) Reset() error {
+	_ = s.settle() // what it did goes away with the rest
+	if s.tidying != nil {
+		closeRuns(s.tidying.added)
+		s.tidying = nil
+	}
+	closeRuns(s.runs)
+	s.runs, s.stamp, s.newest, s.failed = nil, Stamp{}, 0, nil
+	s.fresh, s.frozen, s.spare = newTable(), nil, nil
+	return s.disk.clear()
+}
+
+// Close writes what memory holds and releases the files. A set that was found damaged is emptied instead.
+func (s *Set) Close() error {
+	err := s.settle()
+	if s.failed == nil && s.stamp != s.disk.stamp {
+		s.flush()
+		err = s.collect(true)
+	}
+	if s.tidying != nil { // finished, but its result was not taken over, for the flush had failed
+		closeRuns(s.tidying.added)
+		s.tidying = nil
+	}
+	closeRuns(s.runs)
+	s.runs = nil
+	if errors.Is(s.failed, ErrDamaged) {
+		return s.disk.clear()
+	}
+	return err
+}
