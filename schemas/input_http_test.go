@@ -73,3 +73,17 @@ func TestTraceContextOfTheRecordIsCarriedIntoAnEventWithoutOne(t *testing.T) {
 	check("", flat, Header{"traceparent", []byte("bad\x00")})
 	check("", flat, Header{"traceparent", make([]byte, traceParentBytesMax+1)})
 }
+
+func TestABatchIsSplitUpToABound(t *testing.T) {
+	check := func(most int, want int, reason Reason) {
+		t.Helper()
+		parts, err := SplitBatchMax([]byte(` [ {"a":1} , 2,3 ] `), most)
+		refusal, _ := err.(*Refusal)
+		if len(parts) != want || (refusal != nil) != (reason != "") || refusal != nil && refusal.Reason != reason {
+			t.Errorf("at most %d: %d parts, %v", most, len(parts), err)
+		}
+	}
+	check(3, 3, "")
+	check(2, 0, ReasonTooLarge)
+	check(0, 0, ReasonTooLarge)
+}

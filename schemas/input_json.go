@@ -41,12 +41,19 @@ func parseFlat(b []byte, in *Input) error {
 // SplitBatch returns the events of an application/cloudevents-batch+json body without reading them; the parts share b's
 // memory. Its error is a *Refusal and means that the body is not a JSON array. Whether a part is an event is for
 // ParseStructured to say.
-func SplitBatch(b []byte) ([]json.RawMessage, error) {
+func SplitBatch(b []byte) ([]json.RawMessage, error) { return SplitBatchMax(b, len(b)) }
+
+// SplitBatchMax is SplitBatch for at most most events; more are refused with ReasonTooLarge, before memory is spent on them: the
+// list of parts of [0,0,0,…] takes many times the body.
+func SplitBatchMax(b []byte, most int) ([]json.RawMessage, error) {
 	// A decoder would check the text too, but twice: ParseStructured is stricter than it. Here it is enough to find the ends.
 	p := jsonReader{reading: reading{in: new(Input)}, b: b}
 	var parts []json.RawMessage
 	if p.open('[', "", "a batch is a JSON array of events") {
 		for n := 0; p.more(']', n); n++ {
+			if n == most {
+				return nil, refuse(ReasonTooLarge, "", "the batch holds more than %d events", most)
+			}
 			p.space()
 			start := p.i
 			p.skipValue()
