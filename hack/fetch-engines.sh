@@ -69,7 +69,7 @@ java=$(java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p')
 
 # --- ClickHouse --------------------------------------------------------------------------------------------------
 
-chdb_whole() { (cd "$1" && printf '%s  libchdb.so\n' "$CHDB_SHA256" | sha256sum --status -c -); }
+chdb_whole() { (cd "$1" && printf '%s  libchdb.so\n' "$CHDB_SHA256" | sha256sum --status -c - 2>/dev/null); }
 if $verify && [ -d "$chdb" ] && ! chdb_whole "$chdb"; then
   say "libchdb.so in $chdb is damaged, fetching it again"
   rm -rf "$chdb"
@@ -94,7 +94,7 @@ broker_properties() { # client port, controller port, data directory
 }
 kafka_whole() {
   [ "$(ls "$1/libs" | wc -l)" = "$(wc -l <"$here/kafka/SHA256SUMS")" ] &&
-    (cd "$1/libs" && sha256sum --status -c "$here/kafka/SHA256SUMS")
+    (cd "$1/libs" && sha256sum --status -c "$here/kafka/SHA256SUMS" 2>/dev/null)
 }
 if $verify && [ -d "$kafka" ] && ! kafka_whole "$kafka"; then
   say "the jars in $kafka are damaged, fetching them again"
@@ -103,8 +103,10 @@ fi
 if [ ! -d "$kafka" ]; then
   say "fetching Kafka $KAFKA_VERSION (92 jars, 54 MB)"
   fresh "$kafka"
-  mvn -q -B -Dstyle.color=never --strict-checksums -f "$here/kafka/pom.xml" dependency:copy-dependencies \
-    -DincludeScope=runtime -DoutputDirectory="$kafka.part/libs" || die "mvn dependency:copy-dependencies failed"
+  mvn -q -B --strict-checksums -f "$here/kafka/pom.xml" dependency:copy-dependencies \
+    -DincludeScope=runtime -DoutputDirectory="$kafka.part/libs" >"$kafka.part/mvn.log" 2>&1 ||
+    { cat "$kafka.part/mvn.log" >&2; die "mvn dependency:copy-dependencies failed"; }
+  rm "$kafka.part/mvn.log"
   kafka_whole "$kafka.part" || die "Kafka's jars do not have the recorded SHA-256 (hack/kafka/SHA256SUMS)"
   # A formatted, empty data directory: a broker that starts on a copy saves the second JVM that formatting costs.
   broker_properties 9092 9093 "$kafka.part/formatted" >"$kafka.part/format.properties"

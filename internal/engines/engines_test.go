@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"go.uber.org/goleak"
 
 	"github.com/kanjo-dev/kanjo/internal/engines"
 )
@@ -339,6 +340,19 @@ func TestAStartThatIsCancelledLeavesNothingBehind(t *testing.T) {
 	if _, err := engines.StartKafka(ctx, engines.KafkaConfig{DataDir: t.TempDir()}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
+}
+
+func TestNothingRunsOnAfterKill(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	r, err := engines.StartRedis(t.Context(), engines.RedisConfig{DataDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exited := r.Exited()
+	if err := r.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-exited
 }
 
 func TestKafkaTakesTransactionsAndShortSessions(t *testing.T) {

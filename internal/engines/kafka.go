@@ -40,11 +40,14 @@ type KafkaConfig struct {
 // sessions and transactions allowed, topics made on purpose only, internal topics of one partition.
 func kafkaDefaults() map[string]string {
 	return map[string]string{
-		"process.roles":                                               "broker,controller",
-		"node.id":                                                     "1",
-		"inter.broker.listener.name":                                  "BROKER",
-		"controller.listener.names":                                   "CONTROLLER",
-		"listener.security.protocol.map":                              "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+		"process.roles":                  "broker,controller",
+		"node.id":                        "1",
+		"inter.broker.listener.name":     "BROKER",
+		"controller.listener.names":      "CONTROLLER",
+		"listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+		// After SIGKILL the controller waits this long for the broker that is dead before it lets it in again.
+		"broker.session.timeout.ms":                                   "3000",
+		"broker.heartbeat.interval.ms":                                "500",
 		"auto.create.topics.enable":                                   "false",
 		"num.partitions":                                              "1",
 		"default.replication.factor":                                  "1",
@@ -72,7 +75,6 @@ func kafkaDefaults() map[string]string {
 		"log.cleaner.threads":                                         "1",
 		"log.segment.delete.delay.ms":                                 "1000",
 		"log.retention.check.interval.ms":                             "30000",
-		"controlled.shutdown.enable":                                  "false",
 	}
 }
 
