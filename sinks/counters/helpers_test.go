@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	goredis "github.com/redis/go-redis/v9"
+	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/kanjo-dev/kanjo/internal/directory"
@@ -73,10 +74,29 @@ type rig struct {
 
 func newRig(tb testing.TB, parts int32, dir *directory.Directory) *rig {
 	tb.Helper()
-	r := &rig{kafka: engines.KafkaForTest(tb, nil), redis: engines.RedisForTest(tb), parts: parts}
+	broker := engines.KafkaForTest(tb, nil)
+	r := newRigOn(tb, broker.Addr, parts, dir)
+	r.kafka = broker
+	return r
+}
+
+// newQuickRig has a broker in this process instead of a real one.
+func newQuickRig(tb testing.TB, parts int32, dir *directory.Directory) *rig {
+	tb.Helper()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.BrokerConfigs(map[string]string{"group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "100"}))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(cluster.Close)
+	return newRigOn(tb, cluster.ListenAddrs()[0], parts, dir)
+}
+
+func newRigOn(tb testing.TB, broker string, parts int32, dir *directory.Directory) *rig {
+	tb.Helper()
+	r := &rig{redis: engines.RedisForTest(tb), parts: parts}
 	r.cfg = Config{
 		Kafka: kafka.Config{
-			Brokers: []string{r.kafka.Addr}, SessionTimeout: 3 * time.Second, HeartbeatInterval: 200 * time.Millisecond,
+			Brokers: []string{broker}, SessionTimeout: 3 * time.Second, HeartbeatInterval: 200 * time.Millisecond,
 			RebalanceTimeout: 3 * time.Second, TransactionTimeout: 2 * time.Second,
 		},
 		Redis:      redis.Config{Addrs: []string{r.redis.Addr}},
