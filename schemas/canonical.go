@@ -119,8 +119,10 @@ func (e *UsageEvent) AppendValue(dst []byte) []byte {
 		dst = appendJSONString(dst, m.Metric)
 		dst = append(dst, `,"units":`...)
 		dst = strconv.AppendInt(dst, m.Units, 10)
-		dst = append(dst, `,"scale":`...)
-		dst = strconv.AppendUint(dst, uint64(m.Scale), 10)
+		if m.Scale != 0 {
+			dst = append(dst, `,"scale":`...)
+			dst = strconv.AppendUint(dst, uint64(m.Scale), 10)
+		}
 		dst = append(dst, '}')
 	}
 	dst = append(dst, ']')
@@ -272,8 +274,11 @@ func (s *scanner) event(e *UsageEvent) {
 		m.Metric = s.interned()
 		s.want(`,"units":`)
 		m.Units = s.int(MaxUnits)
-		s.want(`,"scale":`)
-		m.Scale = uint8(s.int(MaxScale))
+		if s.take(`,"scale":`) {
+			if m.Scale = uint8(s.int(MaxScale)); m.Scale == 0 {
+				s.fail("a scale of 0 is left out")
+			}
+		}
 		s.want(`}`)
 		e.Measures = append(e.Measures, m)
 	}
