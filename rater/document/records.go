@@ -38,8 +38,9 @@ type LogCut struct {
 	Offsets []int64 `json:"offsets"` // by partition
 }
 
-// CutSegment is a part of a period under one version of a price book.
+// CutSegment is a part of a period under one version of a price book. Book is empty where the tenant had no contract.
 type CutSegment struct {
+	From    string    `json:"from"` // first local date: 2026-07-01
 	Start   time.Time `json:"start"`
 	End     time.Time `json:"end"`
 	Book    string    `json:"book"`

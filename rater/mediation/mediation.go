@@ -3,6 +3,7 @@ package mediation
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/big"
 	"slices"
@@ -56,23 +57,45 @@ type Result struct {
 type Ledger struct {
 	conn driver.Conn
 	cut  Cut
-	// duplicates says that some identity stands more than once below the cut.
-	duplicates bool
+	// duplicated selects the keys that stand more than once below the cut; empty when none does.
+	duplicated string
+	// rows is how many rows are stored below the cut, when the audit has proved it.
+	rows *uint64
 }
 
 // Open looks for identities that stand more than once below the cut, in any period: a scan of the keys, made once for all batches.
 func Open(ctx context.Context, conn driver.Conn, cut Cut) (*Ledger, error) {
-	l := &Ledger{conn: conn, cut: cut, duplicates: true}
+	l := &Ledger{conn: conn, cut: cut}
+	all := l.scanDuplicated()
 	var n uint64
-	if err := conn.QueryRow(settings(ctx), "SELECT count() FROM ("+l.duplicated()+")").Scan(&n); err != nil {
+	if err := conn.QueryRow(settings(ctx), "SELECT count() FROM ("+all+")").Scan(&n); err != nil {
 		return nil, fmt.Errorf("look for events that the ledger holds twice: %w", err)
 	}
-	l.duplicates = n > 0
+	if n > 0 {
+		l.duplicated = all
+	}
 	return l, nil
 }
 
-// OpenProven is Open for a cut below which the audit has proved that each identity stands once: it does not look again.
-func OpenProven(conn driver.Conn, cut Cut) *Ledger { return &Ledger{conn: conn, cut: cut} }
+// Proof is what the audit has proved of the rows below a cut: that there are Rows of them, each stored once, and that the identities that
+// stand more than once, if Copies says there are any, are listed in superseded_audited.
+type Proof struct {
+	Rows   uint64
+	Copies bool
+}
+
+// OpenProven is Open without the scan, for a cut that the audit has proved. Mediate then fails with ErrChanged when rows
+// have been added below the cut since.
+func OpenProven(conn driver.Conn, cut Cut, proof Proof) *Ledger {
+	l := &Ledger{conn: conn, cut: cut, rows: &proof.Rows}
+	if proof.Copies {
+		l.duplicated = "SELECT event_key FROM superseded_audited"
+	}
+	return l
+}
+
+// ErrChanged is matched when rows below a proved cut are not those that were proved: audit again.
+var ErrChanged = errors.New("the ledger has changed below the cut since it was audited")
 
 // settings keep the engine's memory bounded, and the result independent of a server's profile.
 func settings(ctx context.Context) context.Context {
@@ -102,9 +125,9 @@ func (l *Ledger) below() string {
 	return fmt.Sprintf("(log_epoch < %d OR log_epoch = %[1]d AND log_offset < CAST([%s] AS Array(Int64))[log_partition + 1])", l.cut.Epoch, offsets.String())
 }
 
-// duplicated selects the keys that stand at several places of the log, or at one place in several rows of one measure (an insert
+// scanDuplicated selects the keys that stand at several places of the log, or at one place in several rows of one measure (an insert
 // that was repeated and has not been merged).
-func (l *Ledger) duplicated() string {
+func (l *Ledger) scanDuplicated() string {
 	return "SELECT event_key FROM usage_events WHERE " + l.below() +
 		" GROUP BY event_key HAVING count() > uniqExact(measure) OR uniqExact((log_epoch, log_partition, log_offset)) > 1"
 }
@@ -114,7 +137,7 @@ const columns = "tenant, metric, source, id, event_key, kind, target, occurred_a
 // events selects every event's rows below the cut, each event once, that satisfy the condition. The condition speaks of the event
 // that counts, so it is applied to duplicated keys after the choice between their copies.
 func (l *Ledger) events(condition string) string {
-	if !l.duplicates {
+	if l.duplicated == "" {
 		return fmt.Sprintf("SELECT %s FROM usage_events WHERE %s AND %s", columns, l.below(), condition)
 	}
 	return fmt.Sprintf(`SELECT %[1]s FROM usage_events WHERE %[2]s AND %[3]s AND event_key NOT IN (%[4]s)
@@ -122,7 +145,7 @@ UNION ALL
 SELECT %[1]s FROM (
 	SELECT %[1]s, (log_epoch, log_partition, log_offset) AS place, min(place) OVER (PARTITION BY event_key) AS first
 	FROM usage_events WHERE %[2]s AND event_key IN (%[4]s)
-) WHERE place = first AND %[3]s LIMIT 1 BY event_key, measure`, columns, l.below(), condition, l.duplicated())
+) WHERE place = first AND %[3]s LIMIT 1 BY event_key, measure`, columns, l.below(), condition, l.duplicated)
 }
 
 // Mediate returns what each tenant of the batch used. Every tenant has a result, an empty one if it used nothing.
@@ -148,7 +171,29 @@ func (l *Ledger) Mediate(ctx context.Context, b Batch) (map[string]*Result, erro
 	if err := q.counts(ctx, results); err != nil {
 		return nil, err
 	}
-	return results, nil
+	return results, l.unchanged(ctx)
+}
+
+// unchanged reports rows that came below a proved cut after the proof: a repeated insert would have been summed twice.
+func (l *Ledger) unchanged(ctx context.Context) error {
+	if l.rows == nil {
+		return nil
+	}
+	n, err := CountRows(ctx, l.conn, l.cut)
+	if err == nil && n != *l.rows {
+		err = fmt.Errorf("%w: %d rows, %d were proved", ErrChanged, n, *l.rows)
+	}
+	return err
+}
+
+// CountRows returns how many rows are stored below a cut, repeated inserts included.
+func CountRows(ctx context.Context, conn driver.Conn, cut Cut) (uint64, error) {
+	l := Ledger{conn: conn, cut: cut}
+	var n uint64
+	if err := conn.QueryRow(ctx, "SELECT count() FROM usage_events WHERE "+l.below()).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count the ledger's rows: %w", err)
+	}
+	return n, nil
 }
 
 // emptySHA256 is the digest of no rows.
@@ -417,11 +462,11 @@ func (q *query) counts(ctx context.Context, results map[string]*Result) error {
 		}
 		return rows.Err()
 	}
-	if q.ledger.duplicates {
+	if q.ledger.duplicated != "" {
 		err := each("superseded", fmt.Sprintf(`SELECT tenant, toInt64(uniqExact((event_key, place))) FROM (
 	SELECT tenant, event_key, occurred_at, (log_epoch, log_partition, log_offset) AS place, min(place) OVER (PARTITION BY event_key) AS first
 	FROM usage_events WHERE %s AND event_key IN (%s)
-) WHERE place != first AND %s AND %s GROUP BY tenant`, q.ledger.below(), q.ledger.duplicated(), q.tenants(), q.period()),
+) WHERE place != first AND %s AND %s GROUP BY tenant`, q.ledger.below(), q.ledger.duplicated, q.tenants(), q.period()),
 			func(r *Result, n int64) { r.Superseded = n })
 		if err != nil {
 			return err

@@ -1,0 +1,97 @@
+package rater
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+	"github.com/twmb/franz-go/pkg/kadm"
+
+	"github.com/kanjo-dev/kanjo/rater/document"
+	"github.com/kanjo-dev/kanjo/rater/mediation"
+	"github.com/kanjo-dev/kanjo/rater/pricebook"
+	"github.com/kanjo-dev/kanjo/schemas"
+	"github.com/kanjo-dev/kanjo/sinks/ledger"
+)
+
+func newComputer(deps Deps, open func(context.Context, document.LogCut) (*mediation.Ledger, error)) computer {
+	return computer{conn: deps.ClickHouse, dir: deps.Directory, books: make(map[string]*pricebook.Version), open: open}
+}
+
+// epoch returns the number that the ledger gave to the present incarnation of usage.unique.
+func (c *closing) epoch(ctx context.Context) (uint32, error) {
+	topics, err := kadm.NewClient(c.client).ListTopics(ctx, schemas.TopicUnique)
+	if err == nil {
+		err = topics[schemas.TopicUnique].Err
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look up topic %s: %w (kanjo migrate creates the topics)", schemas.TopicUnique, err)
+	}
+	id := topics[schemas.TopicUnique].ID
+	var epoch uint32
+	err = c.ClickHouse.QueryRow(ctx, "SELECT min(epoch) FROM log_epochs WHERE topic = ? AND topic_id = ?", schemas.TopicUnique, hex.EncodeToString(id[:])).Scan(&epoch)
+	if err != nil {
+		return 0, fmt.Errorf("read table log_epochs: %w", err)
+	}
+	if epoch == 0 {
+		return 0, fmt.Errorf("the ledger has never read this %s: start kanjo ledger and close again", schemas.TopicUnique)
+	}
+	return epoch, nil
+}
+
+// openLedger audits the ledger below a cut, once per cut: a loss is an error, and what is proved need not be looked at again. A dry run
+// audits nothing and looks at everything.
+func (c *closing) openLedger(ctx context.Context, log document.LogCut) (*mediation.Ledger, error) {
+	key := ledgerKey(log)
+	if l := c.ledgers[key]; l != nil {
+		return l, nil
+	}
+	if c.opts.DryRun {
+		err := c.reopen(ctx, log)
+		return c.ledgers[key], err
+	}
+	c.Progress(Progress{Step: "audit"})
+	l, err := auditedLedger(ctx, c.ClickHouse, mediation.Cut{Epoch: log.Epoch, Offsets: log.Offsets})
+	if err != nil {
+		return nil, err
+	}
+	c.ledgers[key] = l
+	return l, nil
+}
+
+func ledgerKey(log document.LogCut) string { return fmt.Sprint(log.Epoch, log.Offsets) }
+
+// reopen makes the ledger as of a cut one that takes nothing as proved.
+func (c *closing) reopen(ctx context.Context, log document.LogCut) error {
+	l, err := mediation.Open(ctx, c.ClickHouse, mediation.Cut{Epoch: log.Epoch, Offsets: log.Offsets})
+	if err == nil {
+		c.ledgers[ledgerKey(log)] = l
+	}
+	return err
+}
+
+func auditedLedger(ctx context.Context, conn driver.Conn, cut mediation.Cut) (*mediation.Ledger, error) {
+	until := make(map[int32]int64, len(cut.Offsets))
+	for p, o := range cut.Offsets {
+		until[int32(p)] = o
+	}
+	// Counted before the audit: a row that comes after this, whenever that is, makes the count after mediation another one.
+	rows, err := mediation.CountRows(ctx, conn, cut)
+	if err != nil {
+		return nil, err
+	}
+	report, err := ledger.Audit(ctx, conn, ledger.AuditOptions{Until: until})
+	if err != nil {
+		return nil, err
+	}
+	if err := report.Err(); err != nil {
+		return nil, err
+	}
+	for _, p := range report.Partitions {
+		if p.Epoch <= cut.Epoch && (p.Rows != p.StoredRows || p.Waiting > 0 || len(p.Surpluses) > 0) {
+			return mediation.Open(ctx, conn, cut)
+		}
+	}
+	return mediation.OpenProven(conn, cut, mediation.Proof{Rows: rows, Copies: report.Superseded > 0}), nil
+}
