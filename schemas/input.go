@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+	"unicode/utf8"
 )
 
 // Input is what a producer asserted in one event, before a name is resolved: no directory, clock or topic took part. The
@@ -153,7 +154,11 @@ func clip(s string) string {
 	if len(s) <= most {
 		return s
 	}
-	return s[:most] + "…"
+	end := most
+	for end > most-utf8.UTFMax && !utf8.RuneStart(s[end]) {
+		end--
+	}
+	return s[:end] + "…"
 }
 
 // ContentDigest returns the digest of what the producer asserted: type, subject, tenant, time as sent, target, measures
