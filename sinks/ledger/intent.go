@@ -77,9 +77,11 @@ func (i intent) stamp(partition int32) stamp {
 }
 
 // token names the part-th insert of the range [first, i.Last] in the deduplication window of its table. The same token
-// always stands for the same bytes.
+// always stands for the same bytes, so it carries the time of the claim, which is in the rows. That also keeps a repair
+// possible: when an operator sets the group back to record a range again, it is claimed anew, and its token is not one that
+// ClickHouse remembers from the rows that were lost.
 func (i intent) token(partition int32, first int64, part int) string {
-	return fmt.Sprintf("v%d/%s/%d/%d/%d/%d", i.Encoder, i.Topic, partition, first, i.Last, part)
+	return fmt.Sprintf("v%d/%s/%d/%d/%d/%d/%d", i.Encoder, i.Topic, partition, first, i.Last, i.RecordedAt, part)
 }
 
 // originOf reads topic/partition/offset.

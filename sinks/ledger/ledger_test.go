@@ -155,19 +155,24 @@ type instance struct {
 	t      testing.TB
 	stage  *Stage
 	health *ops.Health
-	reg    *prometheus.Registry
 	cancel context.CancelFunc
 	done   chan error
 }
 
-func (w *world) start(cfg Config) *instance {
+// build returns a sink that does not run yet.
+func (w *world) build(cfg Config) *Stage {
 	w.Helper()
-	i := &instance{t: w.TB, health: ops.NewHealth(), reg: prometheus.NewRegistry(), done: make(chan error, 1)}
-	var err error
-	log := slog.New(slog.NewTextHandler(w.Output(), nil))
-	if i.stage, err = New(cfg, log, i.reg, i.health); err != nil {
+	s, err := New(cfg, slog.New(slog.NewTextHandler(w.Output(), nil)), prometheus.NewRegistry(), ops.NewHealth())
+	if err != nil {
 		w.Fatal(err)
 	}
+	return s
+}
+
+func (w *world) start(cfg Config) *instance {
+	w.Helper()
+	i := &instance{t: w.TB, stage: w.build(cfg), done: make(chan error, 1)}
+	i.health = i.stage.health
 	var ctx context.Context
 	ctx, i.cancel = context.WithCancel(context.Background())
 	go func() { i.done <- i.stage.Run(ctx) }()

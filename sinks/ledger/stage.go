@@ -24,6 +24,12 @@ import (
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
+// ErrRetentionGap is matched by the refusal to go on when the log no longer has records that the ledger lacks.
+var ErrRetentionGap = errors.New("retention gap")
+
+// errClaim is matched by the refusal to go on from what an earlier commit of the group says.
+var errClaim = errors.New("the group's last commit cannot be continued")
+
 // DefaultGroup is the consumer group of the ledger.
 const DefaultGroup = "kanjo-ledger"
 
@@ -203,8 +209,14 @@ func (s *Stage) Run(ctx context.Context) error {
 	}
 }
 
+// missingMax is how long a topic may be unknown before that is an error: brokers learn of a new topic one after the other.
+const missingMax = 10 * time.Second
+
+var errMissing = errors.New("a topic is missing")
+
 // prepare waits for both dependencies, checks the schema and numbers the topics' incarnations.
 func (s *Stage) prepare(ctx context.Context) error {
+	missingUntil := time.Now().Add(missingMax)
 	return retryUnless(ctx, func(ctx context.Context) error {
 		conn, err := s.cfg.ClickHouse.Open(ctx)
 		s.health.Set(checkClickHouse, err)
@@ -222,8 +234,11 @@ func (s *Stage) prepare(ctx context.Context) error {
 			s.health.Set(checkKafka, err)
 			s.log.Warn("the topics cannot be looked up; waiting", "err", err)
 		}
+		if errors.Is(err, kerr.UnknownTopicOrPartition) && time.Now().After(missingUntil) {
+			return fmt.Errorf("%w: %w", errMissing, err)
+		}
 		return err
-	}, ErrSchema, ErrPartitionCount, kerr.UnknownTopicOrPartition)
+	}, ErrSchema, ErrPartitionCount, errMissing)
 }
 
 func (s *Stage) number(ctx context.Context, conn driver.Conn) error {
@@ -279,9 +294,9 @@ func (s *Stage) fetchError(topic string, partition int32, err error) {
 	switch {
 	case errors.Is(err, context.Canceled):
 	case errors.Is(err, kerr.OffsetOutOfRange) || errors.As(err, &lost):
-		s.fail(fmt.Errorf("retention gap: %s/%d no longer has the offset that the ledger needs next: %w. Records were deleted before they were "+
+		s.fail(fmt.Errorf("%w: %s/%d no longer has the offset that the ledger needs next: %w. Records were deleted before they were "+
 			"recorded. Find out which by `kanjo audit`, restore them if you can, then set the group %s to the log's start "+
-			"(docs/runbook.md, \"Retention gap\")", topic, partition, err, s.cfg.Group))
+			"(docs/runbook.md, \"Retention gap\")", ErrRetentionGap, topic, partition, err, s.cfg.Group))
 	default:
 		s.log.Warn("fetch", "topic", topic, "partition", partition, "err", err)
 	}
@@ -365,9 +380,13 @@ func (s *Stage) assigned(ctx context.Context, offsets map[string]map[int32]kgo.O
 			if !ok {
 				return nil, fmt.Errorf("look up the start of %s/%d: no answer", topic, partition)
 			}
-			w, err := s.newWorker(tp, offset, start.Offset)
+			w, err := s.newWorker(ctx, tp, offset, start.Offset)
 			if err != nil {
-				s.fail(err)
+				if errors.Is(err, ErrRetentionGap) || errors.Is(err, errClaim) {
+					s.fail(err)
+				} else {
+					s.log.Warn("partition not taken; joining the group again", "topic", topic, "partition", partition, "err", err)
+				}
 				return nil, err
 			}
 			partitions[partition] = kgo.NewOffset().At(w.next).WithEpoch(offset.EpochOffset().Epoch)
@@ -377,7 +396,37 @@ func (s *Stage) assigned(ctx context.Context, offsets map[string]map[int32]kgo.O
 	return offsets, nil
 }
 
-func (s *Stage) newWorker(tp topicPartition, offset kgo.Offset, logStart int64) (*worker, error) {
+func (s *Stage) retentionGap(topic string, partition int32, needs, begins int64) error {
+	return fmt.Errorf("%w: the ledger needs %s/%d from offset %d, the log begins at %d: records were deleted before they were "+
+		"recorded. Find out which by `kanjo audit`, restore them if you can, then set the group %s to the log's start "+
+		"(docs/runbook.md, \"Retention gap\")", ErrRetentionGap, topic, partition, needs, begins, s.cfg.Group)
+}
+
+// checkForgotten refuses to begin at the start of a trimmed log when the group's offset is gone but the ledger shows that
+// it had read the partition, and not as far. A ledger that never saw the partition begins where the log does.
+func (s *Stage) checkForgotten(ctx context.Context, w *worker) error {
+	if w.next == 0 {
+		return nil
+	}
+	conn, err := s.cfg.ClickHouse.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var rows uint64
+	var last int64
+	err = conn.QueryRow(ctx, "SELECT count(), max(log_offset) FROM "+w.rows.table()+" WHERE log_epoch = ? AND log_partition = ?",
+		w.log.epoch, w.partition).Scan(&rows, &last)
+	if err != nil {
+		return fmt.Errorf("look for the last recorded offset of %s/%d: %w", w.topic, w.partition, err)
+	}
+	if rows > 0 && last+1 < w.next {
+		return s.retentionGap(w.topic, w.partition, last+1, w.next)
+	}
+	return nil
+}
+
+func (s *Stage) newWorker(ctx context.Context, tp topicPartition, offset kgo.Offset, logStart int64) (*worker, error) {
 	s.mu.Lock()
 	committed, metadata := s.committed[tp], s.metadata[tp]
 	s.mu.Unlock()
@@ -392,25 +441,24 @@ func (s *Stage) newWorker(tp topicPartition, offset kgo.Offset, logStart int64) 
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	if !committed {
-		return w, nil
+		return w, s.checkForgotten(ctx, w)
 	}
 	w.next = offset.EpochOffset().Offset
 	if w.next < logStart {
-		return nil, fmt.Errorf("retention gap: the ledger needs %s/%d from offset %d, the log begins at %d: records were deleted before they were "+
-			"recorded. Find out which by `kanjo audit`, restore them if you can, then set the group %s to the log's start "+
-			"(docs/runbook.md, \"Retention gap\")", tp.topic, tp.partition, w.next, logStart, s.cfg.Group)
+		return nil, s.retentionGap(tp.topic, tp.partition, w.next, logStart)
 	}
 	topicID, pending, err := parseMetadata(metadata)
 	if err != nil {
-		return nil, fmt.Errorf("group %s, %s/%d: %w", s.cfg.Group, tp.topic, tp.partition, err)
+		return nil, fmt.Errorf("%w: group %s, %s/%d: %w", errClaim, s.cfg.Group, tp.topic, tp.partition, err)
 	}
 	if topicID != "" && topicID != log.topicID {
-		return nil, fmt.Errorf("topic %s was deleted and made anew (id %s, was %s), and group %s still holds an offset of the old one: make sure "+
-			"that the ledger had recorded the old topic to its end, then delete the group's offsets of the topic", tp.topic, log.topicID, topicID, s.cfg.Group)
+		return nil, fmt.Errorf("%w: topic %s was deleted and made anew (id %s, was %s), and group %s still holds an offset of the old one: make sure "+
+			"that the ledger had recorded the old topic to its end, then delete the group's offsets of the topic",
+			errClaim, tp.topic, log.topicID, topicID, s.cfg.Group)
 	}
 	if pending != nil && pending.Encoder != encoderVersion {
-		return nil, fmt.Errorf("%s/%d: the range [%d, %d] was claimed by a kanjo with row encoding %d, this one has %d: let the other version "+
-			"finish it first", tp.topic, tp.partition, w.next, pending.Last, pending.Encoder, encoderVersion)
+		return nil, fmt.Errorf("%w: %s/%d: the range [%d, %d] was claimed by a kanjo with row encoding %d, this one has %d: let the other version "+
+			"finish it first", errClaim, tp.topic, tp.partition, w.next, pending.Last, pending.Encoder, encoderVersion)
 	}
 	w.pending = pending
 	return w, nil

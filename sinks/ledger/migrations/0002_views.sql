@@ -68,8 +68,8 @@ SELECT
     scale,
     list_cost_micros,
     list_cost_currency,
-    lower(hex(event_key)) AS event_key,
-    lower(hex(digest)) AS digest,
+    lower(hex(e.event_key)) AS event_key,
+    lower(hex(e.digest)) AS digest,
     rules_offset,
     origin_topic,
     origin_partition,
@@ -77,8 +77,8 @@ SELECT
     log_epoch,
     log_partition,
     log_offset
-FROM usage_events FINAL
-WHERE (event_key, log_epoch, log_partition, log_offset) NOT IN (SELECT event_key, log_epoch, log_partition, log_offset FROM superseded)
+FROM usage_events AS e FINAL
+WHERE (e.event_key, log_epoch, log_partition, log_offset) NOT IN (SELECT event_key, log_epoch, log_partition, log_offset FROM superseded)
 COMMENT 'Every event once, one row per measure, as it was reported. Events of kind cancel and amend stand here too; the month end applies them. list_cost repeats on every row of an event: sum it where measure = 0. Example: SELECT metric, sum(toDecimal256(quantity, 9)) FROM usage WHERE tenant = ''t-0001'' AND kind = ''usage'' AND occurred_at >= toDateTime64(''2026-07-01 00:00:00'', 9, ''UTC'') GROUP BY metric';
 
 CREATE OR REPLACE VIEW usage_daily AS
