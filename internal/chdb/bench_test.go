@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -79,7 +78,11 @@ func BenchmarkInsert(b *testing.B) {
 		b.ReportMetric(float64(benchRows)*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
 	}
 	b.Run("bare", func(b *testing.B) {
-		engine, err := chdb.Open(filepath.Join(engines.Dir(), "chdb-26.7.3", "libchdb.so"), b.TempDir())
+		library, err := engines.ClickHouseLibrary()
+		if err != nil {
+			b.Fatal(err)
+		}
+		engine, err := chdb.Open(library, b.TempDir())
 		if err != nil {
 			b.Fatal(err)
 		}

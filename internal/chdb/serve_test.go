@@ -20,7 +20,10 @@ import (
 // In this process, where the race detector and the leak check see the server.
 func TestServeFinishesWhatRunsAndLeavesNothingBehind(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	library := filepath.Join(engines.Dir(), "chdb-26.7.3", "libchdb.so")
+	library, err := engines.ClickHouseLibrary()
+	if err != nil {
+		t.Fatal(err)
+	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

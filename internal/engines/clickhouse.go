@@ -53,6 +53,9 @@ func RunChild() {
 	}
 }
 
+// ClickHouseLibrary is the path of libchdb.so, which package chdb loads.
+func ClickHouseLibrary() (string, error) { return fetched(chdbDir, "libchdb.so") }
+
 // ClickHouse is the real ClickHouse engine behind its HTTP interface, in a process of its own. See package chdb for
 // what it can and cannot do.
 type ClickHouse struct {
@@ -74,7 +77,7 @@ func StartClickHouse(ctx context.Context, cfg ClickHouseConfig) (*ClickHouse, er
 	if !runChildCalled.Load() {
 		return nil, errors.New("start clickhouse: main or TestMain must call engines.RunChild first")
 	}
-	library, err := fetched(chdbDir, "libchdb.so")
+	library, err := ClickHouseLibrary()
 	if err != nil {
 		return nil, err
 	}

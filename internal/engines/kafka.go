@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -145,22 +146,51 @@ func StartKafka(ctx context.Context, cfg KafkaConfig) (*Kafka, error) {
 // Restart starts the broker again after Stop or Kill: same port, same data.
 func (k *Kafka) Restart(ctx context.Context) error { return k.start(ctx) }
 
-// answers asks for the metadata: the broker is up when it is registered and knows its controller.
+// answers succeeds when the broker is registered and knows its controller, and when groups and transactions work:
+// that needs two internal topics, which come into being when they are first asked for, and a test on a busy machine
+// would otherwise be the first and meet COORDINATOR_LOAD_IN_PROGRESS.
 func (k *Kafka) answers(ctx context.Context) error {
 	client, err := kgo.NewClient(kgo.SeedBrokers(k.Addr), kgo.RequestRetries(0))
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	response, err := kmsg.NewPtrMetadataRequest().RequestWith(ctx, client)
+	metadata, err := kmsg.NewPtrMetadataRequest().RequestWith(ctx, client)
 	if err != nil {
 		return err
 	}
-	if len(response.Brokers) == 0 || response.ControllerID < 0 {
-		return errors.New("the broker is not registered yet")
+	if len(metadata.Brokers) == 0 || metadata.ControllerID < 0 {
+		return errNotRegistered
+	}
+
+	// Nobody uses this name, so "there is none" is the answer of a coordinator that has loaded.
+	const nobody = "kanjo-engines-ready"
+	groups := kmsg.NewPtrDescribeGroupsRequest()
+	groups.Groups = []string{nobody}
+	group, err := groups.RequestWith(ctx, client)
+	if err != nil {
+		return err
+	}
+	for _, g := range group.Groups {
+		if err := kerr.ErrorForCode(g.ErrorCode); err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
+			return err
+		}
+	}
+	transactions := kmsg.NewPtrDescribeTransactionsRequest()
+	transactions.TransactionalIDs = []string{nobody}
+	transaction, err := transactions.RequestWith(ctx, client)
+	if err != nil {
+		return err
+	}
+	for _, t := range transaction.TransactionStates {
+		if err := kerr.ErrorForCode(t.ErrorCode); err != nil && !errors.Is(err, kerr.TransactionalIDNotFound) {
+			return err
+		}
 	}
 	return nil
 }
+
+var errNotRegistered = errors.New("the broker is not registered yet")
 
 // formatKafka makes dataDir a formatted directory unless it is one. The formatted directory that the fetch script
 // made is copied: formatting is a JVM of its own, as dear as the start itself.

@@ -48,7 +48,7 @@ func fetched(elem ...string) (string, error) {
 }
 
 // Process is an engine that runs as a child process. It dies when this process dies, however that happens.
-// Its methods may be called from several goroutines.
+// Its methods may be called from several goroutines; Restart of an engine by one at a time.
 type Process struct {
 	name string
 	// ready asks the engine whether it answers; a nil error ends the start.
@@ -193,22 +193,43 @@ func (p *Process) start(ctx context.Context) error {
 	defer cancel()
 	poll := time.NewTicker(pollEvery)
 	defer poll.Stop()
-	var notReady error
+	answer := errNotAsked
 	for {
 		select {
 		case <-exited:
-			return fmt.Errorf("start %s: it exited (%v)\n%s", p.name, p.exitErr, p.Log())
+			return p.exitedEarly()
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("start %s: %w (last answer: %w)\n%s", p.name, ctx.Err(), notReady, p.Log()), p.Kill())
+			return errors.Join(fmt.Errorf("start %s: %w; last answer: %w\n%s", p.name, ctx.Err(), answer, p.Log()), p.Kill())
 		case <-poll.C:
 		}
 		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
-		notReady = p.ready(attempt)
+		answer = p.ready(attempt)
 		cancel()
-		if notReady == nil {
+		if answer != nil {
+			continue
+		}
+		select {
+		case <-exited: // Then somebody else answered, on a port that we could not bind.
+			return p.exitedEarly()
+		default:
 			return nil
 		}
 	}
+}
+
+var (
+	errNotAsked = errors.New("it was not asked yet")
+	errExitZero = errors.New("exit status 0")
+)
+
+func (p *Process) exitedEarly() error {
+	p.mu.Lock()
+	err := p.exitErr
+	p.mu.Unlock()
+	if err == nil {
+		err = errExitZero
+	}
+	return fmt.Errorf("start %s: it exited: %w\n%s", p.name, err, p.Log())
 }
 
 // launch starts the engine for the first time: on the wanted port, or on a free one (wanted is 0), and then on others

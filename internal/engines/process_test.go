@@ -3,6 +3,7 @@ package engines
 import (
 	"context"
 	"errors"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -66,6 +67,21 @@ func TestAChildOfAnEngineIsKilledWithIt(t *testing.T) {
 	}
 	if alive(family[0]) {
 		t.Error("the child is alive")
+	}
+}
+
+func TestTheFetchScriptBringsTheVersionsThatAreStarted(t *testing.T) {
+	script, err := os.ReadFile("../../hack/fetch-engines.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		"\nKAFKA_VERSION=" + strings.TrimPrefix(kafkaDir, "kafka-") + "\n",
+		"\nCHDB_VERSION=" + strings.TrimPrefix(chdbDir, "chdb-") + "\n",
+	} {
+		if !strings.Contains(string(script), line) {
+			t.Errorf("hack/fetch-engines.sh does not have %q", line)
+		}
 	}
 }
 

@@ -22,9 +22,10 @@ func KafkaForTest(tb testing.TB, props map[string]string) *Kafka {
 }
 
 func kafkaForTest(tb testing.TB, dataDir string, props map[string]string) KafkaConfig {
-	cfg := KafkaConfig{DataDir: dataDir, HeapMB: 384, Properties: props}
+	cfg := KafkaConfig{DataDir: dataDir, Properties: props}
 	if _, isBenchmark := tb.(*testing.B); !isBenchmark {
 		// The second compiler pays off after minutes only, and a test's broker lives for seconds.
+		cfg.HeapMB = 384
 		cfg.JVMArgs = []string{"-XX:TieredStopAtLevel=1"}
 	}
 	return cfg
