@@ -129,7 +129,7 @@ func (s *session) recover(ctx context.Context, p *partition) {
 	}()
 }
 
-// recoverUntilDone tries until the set is recovered, the context ends, or the stage must stop.
+// recoverUntilDone tries until the set is recovered, the context ends, the set has failed, or the stage must stop.
 func (s *session) recoverUntilDone(ctx context.Context, p *partition) error {
 	select {
 	case s.slots <- struct{}{}:
@@ -145,7 +145,7 @@ func (s *session) recoverUntilDone(ctx context.Context, p *partition) error {
 			s.log.Info("partition recovered", "partition", p.number, "keys", p.set.Len(), "took", time.Since(began))
 			return nil
 		}
-		if _, stopped := errors.AsType[stopError](err); stopped || ctx.Err() != nil {
+		if _, stopped := errors.AsType[stopError](err); stopped || ctx.Err() != nil || p.set.Failed() != nil {
 			return err
 		}
 		s.health.Set(checkRecovery, fmt.Errorf("partition %d: %w", p.number, err))
@@ -157,11 +157,12 @@ func (s *session) recoverUntilDone(ctx context.Context, p *partition) error {
 	}
 }
 
-// recoverAll recovers every partition again, after a transaction that was not committed or whose outcome is not known. The
-// sets hold committed events only, up to their stamp, so that a recovery reads what may have been committed after it and no more.
+// recoverAll recovers every partition again, after a transaction that was not committed as far as is known. Without claims the
+// sets hold what was committed up to their stamps, so that a recovery reads what may have been committed after them and no more.
 func (s *session) recoverAll(ctx context.Context) {
 	for _, p := range s.parts {
 		if p.recovery == nil {
+			p.set.Release()
 			s.recover(ctx, p)
 		}
 	}

@@ -17,19 +17,10 @@ const (
 	conflict                 // the same identity with another content: to usage.conflict
 )
 
-// pendingKey is an event of a transaction that has not been committed.
-type pendingKey struct {
-	key            seenset.Key
-	digest         uint64
-	ingestedMillis int64
-}
-
 // share is the part of one partition in one transaction. It decides what is a duplicate, and adds up the manifest.
 // It serves one goroutine, except that sent may run in another one before the transaction is flushed.
 type share struct {
 	partition int32
-	pending   map[seenset.Key]uint64 // digests of the events of this transaction
-	order     []pendingKey           // the same, in order
 	manifest  schemas.Manifest
 	next      int64 // offset of usage.valid after the last record taken
 	epoch     int32 // leader epoch of that record
@@ -37,15 +28,13 @@ type share struct {
 }
 
 func newShare(partition int32) share {
-	s := share{partition: partition, pending: make(map[seenset.Key]uint64)}
+	s := share{partition: partition}
 	s.reset()
 	return s
 }
 
 // reset makes the share ready for another transaction.
 func (s *share) reset() {
-	clear(s.pending)
-	s.order = s.order[:0]
 	s.manifest = schemas.Manifest{Partition: s.partition, FirstOffset: -1, LastOffset: -1}
 	s.counts = [3]int64{}
 }
@@ -53,33 +42,25 @@ func (s *share) reset() {
 // digestPrefix is the part of a digest that is remembered: 64 bits tell a duplicate from a conflict.
 func digestPrefix(d schemas.Digest) uint64 { return binary.BigEndian.Uint64(d[:8]) }
 
-// judge decides on an event. first is the remembered digest of the event that stands, when the verdict is conflict.
-// earlier is the share of the transaction whose end is not known yet; it may be nil.
-func (s *share) judge(e *schemas.UsageEvent, earlier *share, seen *seenset.Set) (v verdict, first uint64, err error) {
+// judge decides on an event. A unique one is claimed in the set, so that its copies in this transaction and the next one are seen. first is the
+// remembered digest of the event that stands, when the verdict is conflict.
+func (s *share) judge(e *schemas.UsageEvent, seen *seenset.Set) (v verdict, first uint64, err error) {
 	digest := digestPrefix(e.Digest)
-	known, found := s.pending[e.Key]
-	if !found && earlier != nil {
-		known, found = earlier.pending[e.Key]
-	}
-	if !found {
-		known, found, err = seen.Lookup(e.Key)
-		if err != nil {
-			return 0, 0, fmt.Errorf("look up event %s: %w", e.Key, err)
-		}
+	first, found, err := seen.Claim(seenset.Key(e.Key), digest, e.IngestedAt.UnixMilli())
+	if err != nil {
+		return 0, 0, fmt.Errorf("look up event %s: %w", e.Key, err)
 	}
 	switch {
 	case !found:
-		s.pending[e.Key] = digest
-		s.order = append(s.order, pendingKey{e.Key, digest, e.IngestedAt.UnixMilli()})
 		addToManifest(&s.manifest, e)
 		v = unique
-	case known == digest:
+	case first == digest:
 		v = duplicate
 	default:
 		v = conflict
 	}
 	s.counts[v]++
-	return v, known, nil
+	return v, first, nil
 }
 
 // addToManifest adds the rows that the ledger makes of an event.
@@ -103,12 +84,4 @@ func (s *share) sent(offset int64) {
 		s.manifest.FirstOffset = offset
 	}
 	s.manifest.LastOffset = max(s.manifest.LastOffset, offset)
-}
-
-// remember adds the events of a committed transaction to the set.
-func (s *share) remember(seen *seenset.Set) {
-	for i := range s.order {
-		p := &s.order[i]
-		seen.Add(p.key, p.digest, p.ingestedMillis)
-	}
 }

@@ -22,7 +22,7 @@ type Config struct {
 	// TransactionRecords and TransactionInterval end a transaction, whichever comes first; defaults 20,000 and 100 ms.
 	TransactionRecords  int
 	TransactionInterval time.Duration
-	// MemoryKeys bounds the keys that one partition holds in memory before they go to disk; default 65,536.
+	// MemoryKeys bounds the keys that one partition holds in memory before they go to disk; default 32,768.
 	MemoryKeys int
 	// DrainTimeout bounds the end of Run after its context has ended; default 10 s.
 	DrainTimeout time.Duration
@@ -46,7 +46,7 @@ func (c Config) withDefaults() Config {
 		c.TransactionInterval = 100 * time.Millisecond
 	}
 	if c.MemoryKeys == 0 {
-		c.MemoryKeys = 1 << 16
+		c.MemoryKeys = 1 << 15
 	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = 10 * time.Second

@@ -54,7 +54,7 @@ func (s *session) recoverPartition(ctx context.Context, p *partition) error {
 	if stamp.NextOffset < end.Offset {
 		return s.replay(ctx, p, stamp, end.Offset)
 	}
-	return p.set.Advance(stamp)
+	return p.set.Advance(stamp, 0)
 }
 
 // bounds lists the first offset of a partition, and the one after its last.
@@ -228,7 +228,7 @@ func (s *session) replay(ctx context.Context, p *partition, stamp seenset.Stamp,
 			}
 			p.set.Add(key, digest, rec.Timestamp.UnixMilli())
 		}
-		if err := p.set.Advance(stamp); err != nil {
+		if err := p.set.Advance(stamp, 0); err != nil {
 			return fmt.Errorf("seen-set of partition %d: %w", p.number, err)
 		}
 	}

@@ -218,8 +218,8 @@ func (s *session) recoveryFinished() {
 
 // loop reads, decides, writes and commits until ctx ends or the session is broken.
 //
-// While a transaction is being flushed and committed, the records of the next one are decided already: against the set
-// and against the transaction whose outcome is open. When that is not committed, both are dropped.
+// While a transaction is being flushed and committed, the records of the next one are decided already. The events of both are claims in
+// the sets: seen, and part of no snapshot. When the first is not committed, the claims of both are released.
 func (s *session) loop(ctx, work context.Context) error {
 	current := s.newTransaction()
 	for ctx.Err() == nil {
@@ -247,7 +247,7 @@ func (s *session) loop(ctx, work context.Context) error {
 			committed, err := s.end(work, current)
 			ended <- end{committed, err}
 		}()
-		takeErr := s.take(next, current, ahead)
+		takeErr := s.take(next, ahead)
 		e := <-ended
 		if err := errors.Join(takeErr, e.err); err != nil {
 			return err
@@ -327,7 +327,7 @@ func (s *session) fill(ctx context.Context, t *transaction) error {
 				return nil
 			}
 		}
-		if err := s.take(t, nil, s.poll(ctx, s.cfg.TransactionRecords-t.records, wait)); err != nil {
+		if err := s.take(t, s.poll(ctx, s.cfg.TransactionRecords-t.records, wait)); err != nil {
 			return err
 		}
 		if t.records == 0 || t.failure() != nil {
@@ -350,8 +350,8 @@ func (s *session) disturbed() bool {
 	return len(s.events) > 0 || s.finished
 }
 
-// take decides on fetched records. earlier is the transaction whose outcome is open; it may be nil.
-func (s *session) take(t, earlier *transaction, fetches kgo.Fetches) error {
+// take decides on fetched records.
+func (s *session) take(t *transaction, fetches kgo.Fetches) error {
 	for _, e := range fetches.Errors() {
 		if err := s.fetchError(e); err != nil {
 			return err
@@ -381,14 +381,10 @@ func (s *session) take(t, earlier *transaction, fetches kgo.Fetches) error {
 			sh.txn = t
 			t.shares[f.Partition] = sh
 		}
-		var before *share
-		if earlier != nil && earlier.shares[f.Partition] != nil {
-			before = &earlier.shares[f.Partition].share
-		}
 		last := f.Records[len(f.Records)-1]
 		sh.next, sh.epoch = last.Offset+1, last.LeaderEpoch
 		for _, rec := range f.Records {
-			if failed = s.decide(t, &sh.share, before, p.set, rec); failed != nil {
+			if failed = s.decide(t, &sh.share, p.set, rec); failed != nil {
 				return
 			}
 		}
@@ -398,7 +394,7 @@ func (s *session) take(t, earlier *transaction, fetches kgo.Fetches) error {
 
 // decide decides on one record, and turns it into the record to be produced: the same key, headers, value and timestamp on
 // the same partition of another topic.
-func (s *session) decide(t *transaction, sh, before *share, seen *seenset.Set, rec *kgo.Record) error {
+func (s *session) decide(t *transaction, sh *share, seen *seenset.Set, rec *kgo.Record) error {
 	where := func(format string, args ...any) error {
 		return stop("%s/%d/%d: %w; the enricher did not write this: find what did and take its right to write away, "+
 			"then set the offset of group %s past it by hand (kafka-consumer-groups --reset-offsets)",
@@ -417,7 +413,7 @@ func (s *session) decide(t *transaction, sh, before *share, seen *seenset.Set, r
 	if !rec.Timestamp.Equal(e.IngestedAt) {
 		return where("the record's timestamp %s is not the event's ingested_at %s", rec.Timestamp.UTC().Format(time.RFC3339Nano), e.IngestedAt.Format(time.RFC3339Nano))
 	}
-	v, first, err := sh.judge(e, before, seen)
+	v, first, err := sh.judge(e, seen)
 	if err != nil {
 		return err
 	}
@@ -575,18 +571,17 @@ func (t *transaction) onlyOwnOffsets(partitions int32) func(*kmsg.TxnOffsetCommi
 	}
 }
 
-// applied moves the events of a committed transaction into the sets.
+// applied makes the events of a committed transaction part of the sets.
 func (s *session) applied(t *transaction) error {
 	now := time.Now()
 	for n, sh := range t.shares {
 		p := s.parts[n]
-		sh.remember(p.set)
 		stamp := p.set.Stamp()
 		stamp.LeaderEpoch = p.epoch.Load()
 		if sh.manifest.Events > 0 {
 			stamp.NextOffset = sh.manifest.LastOffset + 1
 		}
-		if err := p.set.Advance(stamp); err != nil {
+		if err := p.set.Advance(stamp, int(sh.manifest.Events)); err != nil {
 			return fmt.Errorf("seen-set of partition %d: %w", n, err)
 		}
 		p.position.Store(sh.next)

@@ -38,7 +38,7 @@ type Options struct {
 const spans = 8
 
 // fan is how many runs of one span and size are merged into the next size.
-const fan = 4
+const fan = 8
 
 // Set remembers the keys of one partition. It serves one goroutine; its own jobs write and merge in the background.
 type Set struct {
@@ -53,6 +53,7 @@ type Set struct {
 	runs   []*run // in no order that matters
 	newest int64  // IngestedAt in ms
 	page   []byte
+	claims []Key // in fresh and not in the log yet, in order
 
 	flushing *job // writes frozen
 	tidying  *job // merges runs and drops old ones
@@ -68,16 +69,6 @@ type job struct {
 	added []*run
 	gone  []*run
 	err   error
-}
-
-// table holds keys in memory.
-type table struct {
-	keys map[Key]value
-}
-
-type value struct {
-	digest uint64
-	millis int64 // IngestedAt
 }
 
 // Open opens the set in dir, which it makes when it is missing and which it alone may use. A snapshot that does not check is thrown
@@ -115,10 +106,11 @@ func Open(dir string, opts Options) (*Set, error) {
 	return s, nil
 }
 
-func newTable() *table { return &table{keys: make(map[Key]value)} }
-
 // Discarded says why Open threw a snapshot away; nil when it did not.
 func (s *Set) Discarded() error { return s.discarded }
+
+// Failed returns the error after which the set can only be closed or reset; nil when there was none.
+func (s *Set) Failed() error { return s.failed }
 
 // Stamp returns what the set is the projection of; the zero Stamp when of nothing.
 func (s *Set) Stamp() Stamp { return s.stamp }
@@ -131,22 +123,31 @@ func (s *Set) horizon() int64 {
 // Lookup returns the digest under which key was added, unless it left the window. After an error the set can only be closed or reset. When
 // the error matches ErrDamaged, it is empty when it is opened again; else it is what the last snapshot says.
 func (s *Set) Lookup(key Key) (digest uint64, found bool, err error) {
-	v, found := s.fresh.keys[key]
-	if !found && s.frozen != nil {
-		v, found = s.frozen.keys[key]
+	if slot, found := s.fresh.find(&key); found && !s.left(s.fresh.seconds[slot]) {
+		return s.fresh.digests[slot], true, nil
 	}
-	if found {
-		if v.millis < s.newest-s.opts.Window.Milliseconds() && v.millis < s.horizon() {
-			return 0, false, nil
+	return s.older(&key)
+}
+
+// left reports whether a key of that IngestedAt left the window.
+func (s *Set) left(seconds uint32) bool {
+	millis := int64(seconds) * 1000
+	return millis < s.newest-s.opts.Window.Milliseconds() && millis < s.horizon()
+}
+
+// older looks a key up everywhere but in the fresh table.
+func (s *Set) older(key *Key) (digest uint64, found bool, err error) {
+	if s.frozen != nil {
+		if slot, found := s.frozen.find(key); found && !s.left(s.frozen.seconds[slot]) {
+			return s.frozen.digests[slot], true, nil
 		}
-		return v.digest, true, nil
 	}
-	h := filterHash(&key)
+	h := filterHash(key)
 	for _, r := range s.runs {
 		if !r.filter.has(h) {
 			continue
 		}
-		digest, found, err = r.lookup(&key, s.page)
+		digest, found, err = r.lookup(key, s.page)
 		if err != nil {
 			return 0, false, s.fail(err)
 		}
@@ -157,6 +158,38 @@ func (s *Set) Lookup(key Key) (digest uint64, found bool, err error) {
 	return 0, false, nil
 }
 
+// Claim is Lookup, and when the key is not found it becomes the caller's: it is found from now on, but stands in no snapshot until an
+// Advance says that it is in the log. Release gives it back.
+func (s *Set) Claim(key Key, digest uint64, ingestedMillis int64) (known uint64, found bool, err error) {
+	slot, found := s.fresh.find(&key)
+	if found && !s.left(s.fresh.seconds[slot]) {
+		return s.fresh.digests[slot], true, nil
+	}
+	known, older, err := s.older(&key)
+	if older || err != nil {
+		return known, older, err
+	}
+	if found {
+		s.fresh.digests[slot], s.fresh.seconds[slot] = digest, secondsOf(ingestedMillis)
+	} else {
+		s.fresh.fill(slot, &key, digest, secondsOf(ingestedMillis))
+	}
+	s.claims = append(s.claims, key)
+	s.newest = max(s.newest, ingestedMillis)
+	return 0, false, nil
+}
+
+// Release gives every claim back that no Advance has taken.
+func (s *Set) Release() {
+	for i := range s.claims {
+		s.fresh.take(&s.claims[i])
+	}
+	s.claims = s.claims[:0]
+}
+
+// secondsOf rounds up, so that a key is remembered for the whole window, and keeps 0 for free slots.
+func secondsOf(millis int64) uint32 { return uint32(min(max((millis+999)/1000, 1), 1<<32-1)) }
+
 func (s *Set) fail(err error) error {
 	if s.failed == nil || errors.Is(err, ErrDamaged) {
 		s.failed = err
@@ -164,24 +197,25 @@ func (s *Set) fail(err error) error {
 	return err
 }
 
-// Add remembers a key. The caller has looked it up, or reads the log again.
+// Add remembers a key that is in the log already.
 func (s *Set) Add(key Key, digest uint64, ingestedMillis int64) {
-	s.fresh.keys[key] = value{digest, ingestedMillis}
+	s.fresh.put(&key, digest, secondsOf(ingestedMillis))
 	s.newest = max(s.newest, ingestedMillis)
 }
 
-// Advance says that the set is now the projection that stamp describes. It starts background work when there is some, and waits only when
-// the disk is so slow that the memory's bound is reached.
-func (s *Set) Advance(stamp Stamp) error {
+// Advance says that the set is now the projection that stamp describes, its first claims included. It starts background work when there is some, and
+// waits only when the disk is so slow that the memory's bound is reached.
+func (s *Set) Advance(stamp Stamp, claims int) error {
 	if s.failed != nil {
 		return s.failed
 	}
 	s.stamp = stamp
+	s.claims = slices.Delete(s.claims, 0, claims)
 	if err := s.collect(false); err != nil {
 		return err
 	}
-	if len(s.fresh.keys) >= s.opts.MemoryKeys {
-		if s.flushing != nil && len(s.fresh.keys) >= 2*s.opts.MemoryKeys {
+	if known := s.fresh.len - len(s.claims); known >= s.opts.MemoryKeys {
+		if s.flushing != nil && known >= 2*s.opts.MemoryKeys {
 			if err := s.collect(true); err != nil {
 				return err
 			}
@@ -223,7 +257,7 @@ func (s *Set) collect(wait bool) error {
 		return err
 	}
 	if flushing && s.flushing == nil {
-		clear(s.frozen.keys)
+		s.frozen.clear()
 		s.spare, s.frozen = s.frozen, nil
 	}
 	return take(&s.tidying, false)
@@ -231,43 +265,31 @@ func (s *Set) collect(wait bool) error {
 
 func (s *Set) spanWidth() int64 { return max(s.opts.Window.Milliseconds()/spans, 1) }
 
-// flush begins to write the table.
+// flush begins to write the table. Claims stay in memory.
 func (s *Set) flush() {
 	s.frozen, s.fresh, s.spare = s.fresh, s.spare, nil
 	if s.fresh == nil {
 		s.fresh = newTable()
 	}
+	for i := range s.claims {
+		if digest, seconds, found := s.frozen.take(&s.claims[i]); found {
+			s.fresh.put(&s.claims[i], digest, seconds)
+		}
+	}
 	j, stamp, horizon := &job{done: make(chan struct{})}, s.stamp, s.horizon()
 	s.flushing = j
-	keys := s.frozen.keys
+	frozen := s.frozen
 	go func() {
 		defer close(j.done)
-		j.added, j.err = s.disk.writeTable(keys, horizon, s.spanWidth())
+		j.added, j.err = s.disk.writePieces(frozen.pieces(horizon, s.spanWidth()))
 		if j.err == nil {
 			j.err = s.disk.replace(j.added, nil, &stamp)
 		}
 	}()
 }
 
-// writeTable writes the keys as runs, one for each span.
-func (d *disk) writeTable(keys map[Key]value, horizon, width int64) (runs []*run, err error) {
-	type piece struct {
-		entries        []entry
-		oldest, newest int64
-	}
-	pieces := make(map[int64]*piece)
-	for k, v := range keys {
-		if v.millis < horizon {
-			continue
-		}
-		p := pieces[v.millis/width]
-		if p == nil {
-			p = &piece{oldest: v.millis, newest: v.millis}
-			pieces[v.millis/width] = p
-		}
-		p.oldest, p.newest = min(p.oldest, v.millis), max(p.newest, v.millis)
-		p.entries = append(p.entries, entry{k, v.digest})
-	}
+// writePieces writes a run for each piece.
+func (d *disk) writePieces(pieces []*piece) (runs []*run, err error) {
 	defer func() {
 		if err != nil {
 			closeRuns(runs)
@@ -275,7 +297,6 @@ func (d *disk) writeTable(keys map[Key]value, horizon, width int64) (runs []*run
 		}
 	}()
 	for _, p := range pieces {
-		slices.SortFunc(p.entries, func(a, b entry) int { return compareKeys(&a.key, &b.key) })
 		w, err := d.createRun(d.nextNumber(), int64(len(p.entries)))
 		if err != nil {
 			return runs, err
@@ -355,7 +376,7 @@ func (s *Set) mergeable() []*run {
 			continue
 		}
 		slices.SortFunc(runs, func(a, b *run) int { return cmp.Compare(a.Entries, b.Entries) })
-		runs = runs[:min(len(runs), 4*fan)]
+		runs = runs[:min(len(runs), 2*fan)]
 		// Late keys of a span that is over make small runs: they are merged among themselves until rewriting the large one pays.
 		var small int64
 		for _, r := range runs[:len(runs)-1] {
@@ -379,19 +400,16 @@ type Stats struct {
 	Keys        int64
 	Runs        int
 	DiskBytes   int64
-	MemoryBytes int64 // an estimate for the hash tables, exact for the rest
+	MemoryBytes int64
 }
-
-// tableBytesPerKey is what a key costs in Go's map, measured.
-const tableBytesPerKey = 56
 
 // Stats returns the sizes of now.
 func (s *Set) Stats() Stats {
 	st := Stats{Runs: len(s.runs)}
-	for _, t := range []*table{s.fresh, s.frozen} {
+	for _, t := range []*table{s.fresh, s.frozen, s.spare} {
 		if t != nil {
-			st.Keys += int64(len(t.keys))
-			st.MemoryBytes += int64(len(t.keys)) * tableBytesPerKey
+			st.Keys += int64(t.len)
+			st.MemoryBytes += t.bytes()
 		}
 	}
 	for _, r := range s.runs {
@@ -424,12 +442,13 @@ func (s *Set) Reset() error {
 	}
 	closeRuns(s.runs)
 	s.runs, s.stamp, s.newest, s.failed = nil, Stamp{}, 0, nil
-	s.fresh, s.frozen, s.spare = newTable(), nil, nil
+	s.fresh, s.frozen, s.spare, s.claims = newTable(), nil, nil, nil
 	return s.disk.clear()
 }
 
-// Close writes what memory holds and releases the files. A set that was found damaged is emptied instead.
+// Close writes what memory holds, without claims, and releases the files. A set that was found damaged is emptied instead.
 func (s *Set) Close() error {
+	s.Release()
 	err := s.settle()
 	if s.failed == nil && s.stamp != s.disk.stamp {
 		s.flush()

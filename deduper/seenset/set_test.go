@@ -62,6 +62,48 @@ func (m *model) extend(rnd *rand.Rand, s *Set, n int) {
 	}
 }
 
+// claim extends the log as the stage does: it claims more than it will commit, and when nothing is committed it gives all of it back.
+func (m *model) claim(t testing.TB, rnd *rand.Rand, s *Set, n int) {
+	t.Helper()
+	before, next := *m, *m
+	for i := range n {
+		k := rnd.Uint64()
+		millis := next.newest - rnd.Int64N(window.Milliseconds()/100)
+		for again := range 2 {
+			digest, found, err := s.Claim(keyOf(k), digestOf(k), millis)
+			if err != nil || found != (again > 0) || found && digest != digestOf(k) {
+				t.Fatalf("claim %d of %d, time %d: found %v, digest %x, error %v", i, n, again, found, digest, err)
+			}
+		}
+		next.keys, next.millis = append(next.keys, k), append(next.millis, millis)
+	}
+	if rnd.IntN(3) == 0 {
+		s.Release()
+		for _, k := range next.keys[len(before.keys):] {
+			if _, found, err := s.Lookup(keyOf(k)); found || err != nil {
+				t.Fatalf("a released key: found %v, error %v", found, err)
+			}
+		}
+		return
+	}
+	// The first part is committed while the second stays claimed, then the second or nothing.
+	cut := rnd.IntN(n + 1)
+	m.keys, m.millis = next.keys[:len(before.keys)+cut], next.millis[:len(before.keys)+cut]
+	if err := s.Advance(m.stamp(), cut); err != nil {
+		t.Fatal(err)
+	}
+	if rnd.IntN(2) == 0 {
+		m.keys, m.millis = next.keys, next.millis
+		if err := s.Advance(m.stamp(), n-cut); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, k := range m.keys[len(before.keys):] {
+		m.seen[k] = true
+	}
+	s.Release()
+}
+
 // catchUp does what a recovery does: it replays the log from the set's stamp.
 func (m *model) catchUp(t testing.TB, s *Set) {
 	t.Helper()
@@ -72,17 +114,13 @@ func (m *model) catchUp(t testing.TB, s *Set) {
 	for i := from; i < int64(len(m.keys)); i++ {
 		s.Add(keyOf(m.keys[i]), digestOf(m.keys[i]), m.millis[i])
 	}
-	if err := s.Advance(m.stamp()); err != nil {
+	if err := s.Advance(m.stamp(), 0); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // check looks up keys of the log and others. Within the window they must be there; a key that left it long ago must not.
 func (m *model) check(rnd *rand.Rand, s *Set, n int) error {
-	newest := int64(0)
-	for _, v := range m.millis {
-		newest = max(newest, v)
-	}
 	for range n {
 		if len(m.keys) > 0 {
 			i := rnd.IntN(len(m.keys))
@@ -90,7 +128,7 @@ func (m *model) check(rnd *rand.Rand, s *Set, n int) error {
 			if err != nil {
 				return err
 			}
-			age := newest - m.millis[i]
+			age := m.newest - m.millis[i] // a released claim moves the window, too
 			if age <= window.Milliseconds() && !found {
 				return fmt.Errorf("key %d of %d, %d ms old, is missing", i, len(m.keys), age)
 			}
@@ -143,9 +181,11 @@ func TestSetEqualsItsLogAcrossRestarts(t *testing.T) {
 				t.Fatalf("after a reset: %d keys, stamp %+v", s.Len(), s.Stamp())
 			}
 			m.catchUp(t, s)
+		case 2, 3, 4, 5, 6, 7, 8:
+			m.claim(t, rnd, s, 1+rnd.IntN(400))
 		default:
 			m.extend(rnd, s, rnd.IntN(200))
-			if err := s.Advance(m.stamp()); err != nil {
+			if err := s.Advance(m.stamp(), 0); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -171,7 +211,7 @@ func TestKeysLeaveAfterTheWindow(t *testing.T) {
 	at := start
 	add := func(i uint64) {
 		s.Add(keyOf(i), digestOf(i), at.UnixMilli())
-		if err := s.Advance(Stamp{NextOffset: int64(i) + 1}); err != nil {
+		if err := s.Advance(Stamp{NextOffset: int64(i) + 1}, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -183,7 +223,7 @@ func TestKeysLeaveAfterTheWindow(t *testing.T) {
 	// The jobs in the background take over at the calls that follow.
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline) && (s.tidying != nil || s.flushing != nil || s.mergeable() != nil); {
 		runtime.Gosched()
-		if err := s.Advance(Stamp{NextOffset: n}); err != nil {
+		if err := s.Advance(Stamp{NextOffset: n}, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -218,7 +258,7 @@ func TestARecordFromTheFutureForgetsNothing(t *testing.T) {
 	}
 	s.Add(keyOf(1000), 1, start.AddDate(1, 0, 0).UnixMilli())
 	for n := range int64(100) {
-		if err := s.Advance(Stamp{NextOffset: n + 1}); err != nil {
+		if err := s.Advance(Stamp{NextOffset: n + 1}, 0); err != nil {
 			t.Fatal(err)
 		}
 		if _, found, err := s.Lookup(keyOf(uint64(n))); !found || err != nil {
@@ -310,7 +350,7 @@ func TestACutBetweenAnyTwoFileOperationsLosesNothing(t *testing.T) {
 				for i := from; i < int64(len(m.keys)); i++ {
 					s.Add(keyOf(m.keys[i]), digestOf(m.keys[i]), m.millis[i])
 				}
-				if err = s.Advance(m.stamp()); err != nil {
+				if err = s.Advance(m.stamp(), 0); err != nil {
 					break
 				}
 				if err = m.check(rnd, s, 20); err != nil {
@@ -373,7 +413,7 @@ func TestAChangedByteIsNeverBelieved(t *testing.T) {
 	}
 	for range 8 {
 		m.extend(rnd, s, 200)
-		if err := s.Advance(m.stamp()); err != nil {
+		if err := s.Advance(m.stamp(), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
