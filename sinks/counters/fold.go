@@ -345,24 +345,29 @@ func (f *fold) reset() {
 func (b *bucketFold) args(gen string, keys []string, args []any) ([]string, []any) {
 	args = append(args, len(b.counters))
 	for _, n := range b.counters {
-		keys = append(keys, n.key)
-		op := n.op
-		if !n.known {
-			op -= 'a' - 'A'
-		}
-		switch n.op {
-		case 'u':
-			keys = append(keys, n.key+":u:"+gen)
-			args = append(args, string(op), len(n.values), n.expiry)
-			for v := range n.values {
-				args = append(args, v)
-			}
-		case 'l':
-			args = append(args, string(op), n.n, n.expiry, n.order)
-		default:
-			args = append(args, string(op), n.n, n.expiry)
-		}
+		keys, args = n.appendArgs(gen, keys, args)
 	}
 	keys = append(keys, b.reservations...)
 	return keys, append(args, len(b.reservations))
+}
+
+func (n *counter) appendArgs(gen string, keys []string, args []any) ([]string, []any) {
+	op := n.op
+	if !n.known {
+		op -= 'a' - 'A'
+	}
+	keys = append(keys, n.key)
+	switch n.op {
+	case 'u':
+		keys = append(keys, n.key+":u:"+gen)
+		args = append(args, string(op), len(n.values), n.expiry)
+		for v := range n.values {
+			args = append(args, v)
+		}
+	case 'l':
+		args = append(args, string(op), n.n, n.expiry, n.order)
+	default:
+		args = append(args, string(op), n.n, n.expiry)
+	}
+	return keys, args
 }

@@ -13,7 +13,10 @@ import (
 
 // ListCostMetric returns the metric under which list costs of a currency are counted, in micro-units. Money limits
 // count it.
-func ListCostMetric(currency string) string { return "list_cost/" + currency }
+func ListCostMetric(currency string) string { return listCostPrefix + currency }
+
+// listCostPrefix holds a slash, which no metric's name may.
+const listCostPrefix = "list_cost/"
 
 // plan says which counters an event changes: a pure function of one state of the control plane. A plan serves one
 // goroutine, for it remembers what it has looked up.
@@ -66,7 +69,7 @@ func (p *plan) aggregation(metric string) (aggregation, bool) {
 	if a, ok := p.metrics[metric]; ok {
 		return a, true
 	}
-	if strings.HasPrefix(metric, "list_cost/") {
+	if strings.HasPrefix(metric, listCostPrefix) {
 		return aggregation{op: 's'}, true
 	}
 	for _, doc := range p.dir.Versions(control.KindMetric, metric) {

@@ -202,15 +202,15 @@ func (s *Stage) beginMissing(ctx context.Context, states []bucketState, log logV
 	if len(list) == 0 {
 		return states, nil
 	}
-	if err := s.store.begin(ctx, s.cfg.MaxHold, list); err != nil {
+	won, err := s.store.begin(ctx, s.cfg.MaxHold, list)
+	if err != nil {
 		return nil, err
 	}
 	failpoint.Hit("counters.after_begin")
-	s.metrics.begun.Add(float64(len(list)))
+	s.metrics.begun.Add(float64(won))
 	s.log.Warn("counters: buckets are built from the log; until that is done they answer cannot count",
 		"buckets", len(list), "of_them_not_trusted", lost, "whole_since", log.since)
-	states, err := s.store.look(ctx)
-	if err != nil {
+	if states, err = s.store.look(ctx); err != nil {
 		return nil, err
 	}
 	for b := range states {

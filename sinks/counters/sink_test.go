@@ -9,10 +9,14 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	engines.RunChild()
+	goleak.VerifyTestMain(m)
+}
 
 func TestEveryEventIsCountedOnceWhateverIsStoppedStartedAndLost(t *testing.T) {
 	dir := testDirectory(t, 40)

@@ -30,8 +30,14 @@ var applyLua string
 //go:embed lua/read.lua
 var readLua string
 
-//go:embed lua/mark.lua
-var markLua string
+//go:embed lua/claim.lua
+var claimLua string
+
+//go:embed lua/fill.lua
+var fillLua string
+
+//go:embed lua/snapshot.lua
+var snapshotLua string
 
 func script(body string) *redis.Script { return redis.NewScript(preludeLua + body) }
 
@@ -41,7 +47,10 @@ var (
 	attestScript = script(attestLua)
 	applyScript  = script(applyLua)
 	readScript   = script(readLua)
-	markScript   = script(markLua)
+
+	claimScript    = script(claimLua)
+	fillScript     = script(fillLua)
+	snapshotScript = script(snapshotLua)
 )
 
 // store is Redis as the scripts see it. All its methods may be repeated after an unknown outcome: a script that changes
@@ -68,7 +77,9 @@ type bucketState struct {
 
 // loadScripts puts the scripts into the cache of every master: inside a pipeline there is no falling back to EVAL.
 func (s store) loadScripts(ctx context.Context) error {
-	for _, sc := range []*redis.Script{lookScript, beginScript, attestScript, applyScript, readScript, markScript} {
+	for _, sc := range []*redis.Script{
+		lookScript, beginScript, attestScript, applyScript, readScript, claimScript, fillScript, snapshotScript,
+	} {
 		if err := sc.Load(ctx, s.rdb).Err(); err != nil {
 			return fmt.Errorf("load a script into redis (version 7 or newer is needed): %w", err)
 		}
@@ -143,7 +154,7 @@ func parseState(reply []string) (bucketState, error) {
 	return st, errors.Join(errs...)
 }
 
-// begin starts a generation in the buckets that are still of the generation seen.
+// beginning is a generation to begin in a bucket.
 type beginning struct {
 	bucket    uint8
 	seen, gen string // gen empty: the script chooses
@@ -151,7 +162,8 @@ type beginning struct {
 	offsets   []int64 // by partition
 }
 
-func (s store) begin(ctx context.Context, maxHold time.Duration, list []beginning) error {
+// begin begins generations in the buckets that are still of the generation seen, and returns in how many.
+func (s store) begin(ctx context.Context, maxHold time.Duration, list []beginning) (won int, err error) {
 	pipe := s.rdb.Pipeline()
 	cmds := make([]*redis.Cmd, len(list))
 	for i, b := range list {
@@ -166,9 +178,15 @@ func (s store) begin(ctx context.Context, maxHold time.Duration, list []beginnin
 		cmds[i] = beginScript.EvalSha(ctx, pipe, []string{stateKey(b.bucket)}, args...)
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
-		return fmt.Errorf("begin a generation: %w", err)
+		return 0, fmt.Errorf("begin a generation: %w", err)
 	}
-	return nil // Whoever lost the comparison sees another's generation at its next look.
+	for _, cmd := range cmds {
+		// Whoever lost the comparison sees another's generation at its next look.
+		if reply, err := cmd.StringSlice(); err == nil && reply[0] == "ok" {
+			won++
+		}
+	}
+	return won, nil
 }
 
 // attest records that partitions have been read to ends. It returns whether every bucket is whole, and errMoved when a
@@ -197,13 +215,6 @@ func (s store) attest(ctx context.Context, seen []bucketState, maxHold time.Dura
 		}
 	}
 	return whole, nil
-}
-
-func (s store) mark(ctx context.Context, bucket uint8, gen, why string) error {
-	if err := markScript.Run(ctx, s.rdb, []string{stateKey(bucket)}, gen, why).Err(); err != nil {
-		return fmt.Errorf("mark bucket %d as lost: %w", bucket, err)
-	}
-	return nil
 }
 
 // errMoved says that a bucket is not what this process last saw: another writer moved it, or Redis lost or replaced

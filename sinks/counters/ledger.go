@@ -1,0 +1,161 @@
+package counters
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ClickHouse/clickhouse-go/v2"
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/kanjo-dev/kanjo/schemas"
+)
+
+// Ledger is LedgerTotals over ClickHouse.
+type Ledger struct {
+	Conn  driver.Conn
+	Kafka *kgo.Client
+	// Group is the ledger sink's consumer group; empty is kanjo-ledger.
+	Group string
+}
+
+// Fence returns the offsets that the ledger sink has committed. It commits an offset after everything below it was inserted
+// and synced, so ClickHouse holds all of that for good.
+func (l Ledger) Fence(ctx context.Context) ([]int64, error) {
+	group := l.Group
+	if group == "" {
+		group = "kanjo-ledger"
+	}
+	adm := kadm.NewClient(l.Kafka)
+	topics, err := adm.ListTopics(ctx, schemas.TopicUnique)
+	if err == nil {
+		err = topics.Error()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up usage.unique: %w", err)
+	}
+	committed, err := adm.FetchOffsets(ctx, group)
+	if err == nil {
+		err = committed.Error()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("fetch the offsets of %s: %w", group, err)
+	}
+	out := make([]int64, len(topics[schemas.TopicUnique].Partitions))
+	for p := range out {
+		o, ok := committed.Lookup(schemas.TopicUnique, int32(p))
+		if !ok || o.At < 0 {
+			return nil, fmt.Errorf("partition %d of usage.unique: %w", p, errNoFence)
+		}
+		out[p] = o.At
+	}
+	return out, nil
+}
+
+// Of several copies of an identity the one lowest in the log counts; a second insert of one record is such a copy, too. Offsets mean
+// something inside one incarnation of the topic: what older ones held belongs as a whole.
+const totalsSQL = `
+WITH
+    (SELECT max(e) FROM (SELECT min(epoch) AS e FROM log_epochs WHERE topic = @topic GROUP BY topic_id)) AS epoch,
+    @fences AS fences, @partitions AS partitions, @bounds AS bounds
+SELECT
+    toString(tenant) AS of_tenant, toString(name) AS of_metric, value,
+    toInt64(arrayCount(b -> b <= at, bounds)) - 1 AS place,
+    toInt64(least(sum(toInt128(amount)), 9007199254740991)) AS total,
+    toInt64(count()) AS events,
+    max(amount) AS top,
+    argMax(amount, (at, event_key)) AS newest,
+    max((at, event_key)).1 AS newest_at,
+    hex(max((at, event_key)).2) AS newest_key,
+    %[3]s AS distinct_values
+FROM
+(
+    SELECT tenant, %[1]s AS name, %[2]s AS amount, dimensions, toUnixTimestamp64Nano(occurred_at) AS at, event_key,
+        dimensions[@dimension] AS value, dimensions[@distinct] AS distinct_value
+    FROM usage_events
+    WHERE kind = 'usage' AND tenant IN @tenants AND %[4]s
+      AND occurred_at >= fromUnixTimestamp64Nano(bounds[1], 'UTC') AND occurred_at < fromUnixTimestamp64Nano(bounds[length(bounds)], 'UTC')
+      AND (log_epoch < epoch OR log_epoch = epoch
+        AND log_offset < fences[1 + reinterpretAsUInt8(substring(SHA256(toString(tenant)), 1, 1)) * partitions + log_partition])
+    ORDER BY log_epoch, log_offset
+    LIMIT 1 BY event_key, %[1]s
+)
+WHERE (@dimension = '' OR mapContains(dimensions, @dimension)) AND (@distinct = '' OR mapContains(dimensions, @distinct))
+GROUP BY of_tenant, of_metric, value, place
+SETTINGS max_query_size = 4194304`
+
+// Totals implements LedgerTotals.
+func (l Ledger) Totals(ctx context.Context, q TotalsQuery, yield func(TotalRow) error) error {
+	if len(q.Tenants) == 0 || len(q.Bounds) < 2 {
+		return nil
+	}
+	parts := 0
+	for b := range q.Fences {
+		parts = max(parts, len(q.Fences[b]))
+	}
+	if parts == 0 {
+		return nil
+	}
+	fences := make([]int64, 0, Buckets*parts)
+	for b := range q.Fences {
+		for p := range parts {
+			offset := int64(0) // a bucket without a fence is not asked for
+			if p < len(q.Fences[b]) {
+				offset = q.Fences[b][p]
+			}
+			fences = append(fences, offset)
+		}
+	}
+	bounds := make([]int64, len(q.Bounds))
+	for i, b := range q.Bounds {
+		bounds[i] = b.UnixNano()
+	}
+	name, amount, which := "metric", "units", "metric IN @metrics"
+	if q.Costs {
+		name, amount, which = "concat('"+listCostPrefix+"', list_cost_currency)", "list_cost_micros", "list_cost_micros > 0"
+	} else if len(q.Metrics) == 0 {
+		return nil
+	}
+	values := "CAST([] AS Array(String))"
+	if q.Distinct != "" {
+		values = fmt.Sprintf("groupUniqArray(%d)(distinct_value)", DistinctMax)
+	}
+	rows, err := l.Conn.Query(ctx, fmt.Sprintf(totalsSQL, name, amount, values, which),
+		clickhouse.Named("topic", schemas.TopicUnique), clickhouse.Named("fences", fences), clickhouse.Named("partitions", parts),
+		clickhouse.Named("bounds", bounds), clickhouse.Named("dimension", q.Dimension), clickhouse.Named("distinct", q.Distinct),
+		clickhouse.Named("tenants", q.Tenants), clickhouse.Named("metrics", q.Metrics))
+	if err != nil {
+		return fmt.Errorf("ask the ledger: %w", err)
+	}
+	for rows.Next() {
+		var r TotalRow
+		var place, at int64
+		var key string
+		if err = rows.Scan(&r.Tenant, &r.Metric, &r.Subject, &place, &r.Sum, &r.Events, &r.Max, &r.Latest, &at, &key, &r.Values); err != nil {
+			break
+		}
+		r.Window, r.LatestAt = int(place), time.Unix(0, at).UTC()
+		if r.LatestKey, err = parseEventKey(key); err != nil {
+			break
+		}
+		if err = yield(r); err != nil {
+			break
+		}
+	}
+	if err := errors.Join(err, rows.Err(), rows.Close()); err != nil {
+		return fmt.Errorf("read the ledger's totals: %w", err)
+	}
+	return nil
+}
+
+func parseEventKey(digits string) (schemas.EventKey, error) {
+	b, err := hex.DecodeString(digits)
+	if err != nil || len(b) != len(schemas.EventKey{}) {
+		return schemas.EventKey{}, fmt.Errorf("event key %q: want 32 hexadecimal digits", digits)
+	}
+	return schemas.EventKey(b), nil
+}
