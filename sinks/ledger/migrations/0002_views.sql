@@ -176,3 +176,60 @@ LEFT JOIN
     GROUP BY event_key
 ) AS s ON c.event_key = s.event_key
 COMMENT 'Events that came with the identity of another event and a different content: they count nowhere, the standing event does. Example: SELECT source, id, quantities, standing_quantities FROM conflicts WHERE tenant = ''t-0001'' ORDER BY ingested_at DESC LIMIT 20';
+
+-- Documents are kept as the rater wrote them; these views only take the JSON apart. Amounts are decimals there already, as
+-- text, and are read as decimals: no number passes through a float.
+CREATE OR REPLACE VIEW invoices AS
+SELECT
+    JSONExtractString(value, 'envelope', 'number') AS number,
+    JSONExtractString(value, 'envelope', 'kind') AS kind,
+    JSONExtractString(value, 'envelope', 'tenant') AS tenant,
+    JSONExtractString(value, 'envelope', 'period') AS period,
+    JSONExtractString(value, 'envelope', 'series') AS series,
+    JSONExtractInt(value, 'envelope', 'sequence') AS sequence,
+    parseDateTime64BestEffort(JSONExtractString(value, 'envelope', 'issued_at'), 9, 'UTC') AS issued_at,
+    parseDateTime64BestEffort(JSONExtractString(value, 'body', 'period', 'start'), 9, 'UTC') AS period_start,
+    parseDateTime64BestEffort(JSONExtractString(value, 'body', 'period', 'end'), 9, 'UTC') AS period_end,
+    JSONExtractString(value, 'body', 'period', 'zone') AS zone,
+    JSONExtractString(value, 'body', 'currency') AS currency,
+    toDecimal128(JSONExtractString(value, 'body', 'subtotal'), 9) AS subtotal,
+    toDecimal128(JSONExtractString(value, 'body', 'net'), 9) AS net,
+    toDecimal128(JSONExtractString(value, 'body', 'tax'), 9) AS tax,
+    toDecimal128(JSONExtractString(value, 'body', 'total'), 9) AS total,
+    JSONExtractInt(value, 'body', 'manifest', 'events') AS events,
+    JSONExtractString(value, 'envelope', 'body_sha256') AS body_sha256,
+    value AS document
+FROM documents FINAL
+WHERE JSONExtractString(value, 'record') = 'document'
+COMMENT 'Every final document, once. Example: SELECT number, tenant, currency, total FROM invoices WHERE period = ''2026-07'' ORDER BY series, sequence';
+
+CREATE OR REPLACE VIEW invoice_lines AS
+SELECT
+    number,
+    kind,
+    tenant,
+    period,
+    currency,
+    position,
+    JSONExtractString(line, 'key') AS key,
+    JSONExtractString(line, 'item') AS item,
+    JSONExtractString(line, 'description') AS description,
+    JSONExtractString(line, 'metric') AS metric,
+    JSONExtractString(line, 'unit') AS unit,
+    JSONExtract(line, 'dimensions', 'Map(String, String)') AS dimensions,
+    JSONExtractString(line, 'quantity') AS quantity,
+    JSONExtractInt(line, 'events') AS events,
+    JSONExtractString(line, 'exact') AS exact,
+    toDecimal128(JSONExtractString(line, 'amount'), 9) AS amount,
+    JSONExtractString(line, 'tax_class') AS tax_class,
+    JSONExtractString(line, 'tax_rate') AS tax_rate,
+    JSONExtractRaw(line, 'steps') AS steps
+FROM
+(
+    SELECT
+        number, kind, tenant, period, currency,
+        JSONExtractArrayRaw(document, 'body', 'lines') AS lines
+    FROM invoices
+)
+ARRAY JOIN lines AS line, arrayEnumerate(lines) AS position
+COMMENT 'Every line of every final document. quantity and exact are decimals or fractions, as text. Example: SELECT item, metric, quantity, amount FROM invoice_lines WHERE number = ''INV-000001'' ORDER BY position';
