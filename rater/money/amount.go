@@ -1,6 +1,7 @@
 package money
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -42,6 +43,11 @@ var ErrTooLarge = errors.New("amount too large")
 
 // Round rounds x, in major units, to whole minor units of the currency.
 func (c Currency) Round(x Exact, mode Mode) (Amount, error) {
+	if n, d, ok := x.small(); ok {
+		if n, ok := times(n, smallPowers[c.exponent]); ok && d <= math.MaxInt64/2 {
+			return roundSmall(n, d, mode)
+		}
+	}
 	r := x.rat()
 	num := r.Num()
 	if c.exponent > 0 {
@@ -75,12 +81,43 @@ func (c Currency) Round(x Exact, mode Mode) (Amount, error) {
 	return Amount(quotient.Int64()), nil
 }
 
+// roundSmall rounds n/d; twice d fits.
+func roundSmall(n, d int64, mode Mode) (Amount, error) {
+	quotient, remainder := n/d, n%d
+	if remainder == 0 {
+		return Amount(quotient), nil
+	}
+	var up bool
+	switch mode {
+	case Floor:
+	case Ceiling:
+		up = true
+	case HalfAway, HalfEven:
+		switch cmp.Compare(2*max(remainder, -remainder), d) {
+		case 1:
+			up = true
+		case 0:
+			up = mode == HalfAway || quotient&1 == 1
+		}
+	default:
+		return 0, fmt.Errorf("round: unknown mode %q", mode)
+	}
+	if up {
+		if n < 0 {
+			quotient--
+		} else {
+			quotient++
+		}
+	}
+	return Amount(quotient), nil
+}
+
 // Exact returns the amount in major units.
 func (c Currency) Exact(a Amount) Exact {
-	if c.exponent == 0 {
-		return Int(int64(a))
+	if a == math.MinInt64 {
+		return fromRat(new(big.Rat).SetFrac(big.NewInt(int64(a)), pow10(c.exponent)))
 	}
-	return Exact{new(big.Rat).SetFrac(big.NewInt(int64(a)), pow10(c.exponent))}
+	return ratio(int64(a), smallPowers[c.exponent])
 }
 
 // Format returns the amount in major units with all the digits of the currency: 12.30, -0.05, 1230.

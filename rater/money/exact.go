@@ -7,22 +7,87 @@
 package money
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"math/big"
+	"math/bits"
 	"strings"
 )
 
-// Exact is an exact rational number. The zero value is 0. Values are immutable and safe for concurrent use.
-type Exact struct{ r *big.Rat }
+// Exact is an exact rational number. The zero value is 0. Values are immutable and safe for concurrent use. Compare them with
+// Cmp, not with ==.
+type Exact struct {
+	// A number whose numerator and denominator fit is n/d in lowest terms, d > 0 and r nil; any other is r. The zero value has d = 0 and
+	// stands for 0/1. Most amounts of a bill fit, and computing with them costs no allocation.
+	n, d int64
+	r    *big.Rat
+}
 
-var zero = new(big.Rat)
-
-func (x Exact) rat() *big.Rat {
-	if x.r == nil {
-		return zero
+// fromRat takes over r.
+func fromRat(r *big.Rat) Exact {
+	if n, d := r.Num(), r.Denom(); n.IsInt64() && d.IsInt64() && n.Int64() != math.MinInt64 {
+		return Exact{n: n.Int64(), d: d.Int64()}
 	}
-	return x.r
+	return Exact{r: r}
+}
+
+// small returns the number as n/d when it is held so.
+func (x Exact) small() (n, d int64, ok bool) { return x.n, max(x.d, 1), x.r == nil }
+
+// rat returns the number as a big one, not to be changed.
+func (x Exact) rat() *big.Rat {
+	if x.r != nil {
+		return x.r
+	}
+	return big.NewRat(x.n, max(x.d, 1))
+}
+
+// ratio returns n/d in lowest terms; d > 0, and n is not the smallest integer.
+func ratio(n, d int64) Exact {
+	if d != 1 {
+		if g := gcd(uint64(max(n, -n)), uint64(d)); g > 1 {
+			n, d = n/int64(g), d/int64(g)
+		}
+	}
+	return Exact{n: n, d: d}
+}
+
+// gcd returns the greatest common divisor of a and b > 0 (Stein's algorithm).
+func gcd(a, b uint64) uint64 {
+	if a == 0 {
+		return b
+	}
+	shift := bits.TrailingZeros64(a | b)
+	a >>= bits.TrailingZeros64(a)
+	for {
+		b >>= bits.TrailingZeros64(b)
+		if a > b {
+			a, b = b, a
+		}
+		if b -= a; b == 0 {
+			return a << shift
+		}
+	}
+}
+
+// times returns a × b, and false when it does not fit between the largest integer and its negative.
+func times(a, b int64) (int64, bool) {
+	hi, lo := bits.Mul64(uint64(max(a, -a)), uint64(max(b, -b)))
+	if hi != 0 || lo > math.MaxInt64 {
+		return 0, false
+	}
+	if (a < 0) != (b < 0) {
+		return -int64(lo), true
+	}
+	return int64(lo), true
+}
+
+// plus returns a + b, and false when it does not fit between the largest integer and its negative.
+func plus(a, b int64) (int64, bool) {
+	c := a + b
+	return c, (c > a) == (b > 0) && c != math.MinInt64
 }
 
 // MaxDecimalBytes bounds the text of a decimal: a book's author cannot make a number that takes minutes to compute with.
@@ -41,7 +106,7 @@ func Parse(s string) (Exact, error) {
 	if !ok {
 		return Exact{}, fmt.Errorf("%q: %w", s, ErrNotDecimal)
 	}
-	return Exact{r}, nil
+	return fromRat(r), nil
 }
 
 func checkDecimal(s string) error {
@@ -74,18 +139,32 @@ func MustParse(s string) Exact {
 }
 
 // Int returns n.
-func Int(n int64) Exact { return Exact{new(big.Rat).SetInt64(n)} }
+func Int(n int64) Exact {
+	if n == math.MinInt64 {
+		return Exact{r: new(big.Rat).SetInt64(n)}
+	}
+	return Exact{n: n, d: 1}
+}
 
 // Quotient returns num/den. It panics when den is zero.
-func Quotient(num, den int64) Exact { return Exact{big.NewRat(num, den)} }
+func Quotient(num, den int64) Exact { return fromRat(big.NewRat(num, den)) }
 
 // FromUnits returns units / 10^scale: the quantity that an integer of a metric's smallest units stands for.
 func FromUnits(units *big.Int, scale uint8) Exact {
-	if scale == 0 {
-		return Exact{new(big.Rat).SetInt(units)}
+	if units.IsInt64() && int(scale) < len(smallPowers) && units.Int64() != math.MinInt64 {
+		return ratio(units.Int64(), smallPowers[scale])
 	}
-	return Exact{new(big.Rat).SetFrac(units, pow10(int(scale)))}
+	return fromRat(new(big.Rat).SetFrac(units, pow10(int(scale))))
 }
+
+// smallPowers are the powers of ten that fit.
+var smallPowers = func() (p [19]int64) {
+	p[0] = 1
+	for i := 1; i < len(p); i++ {
+		p[i] = p[i-1] * 10
+	}
+	return p
+}()
 
 // powers holds the powers of ten that scales and currency exponents need.
 var powers = func() (p [20]*big.Int) {
@@ -106,44 +185,103 @@ func pow10(n int) *big.Int {
 
 // Add returns x + y.
 func (x Exact) Add(y Exact) Exact {
-	switch {
-	case x.r == nil:
-		return y
-	case y.r == nil:
-		return x
+	if xn, xd, ok := x.small(); ok {
+		if yn, yd, ok := y.small(); ok {
+			if xd == yd {
+				if n, ok := plus(xn, yn); ok {
+					return ratio(n, xd)
+				}
+			} else if a, ok := times(xn, yd); ok {
+				if b, ok := times(yn, xd); ok {
+					if n, ok := plus(a, b); ok {
+						if d, ok := times(xd, yd); ok {
+							return ratio(n, d)
+						}
+					}
+				}
+			}
+		}
 	}
-	return Exact{new(big.Rat).Add(x.r, y.r)}
+	return fromRat(new(big.Rat).Add(x.rat(), y.rat()))
 }
 
 // Sub returns x - y.
-func (x Exact) Sub(y Exact) Exact { return Exact{new(big.Rat).Sub(x.rat(), y.rat())} }
+func (x Exact) Sub(y Exact) Exact { return x.Add(y.Neg()) }
 
 // Mul returns x × y.
-func (x Exact) Mul(y Exact) Exact { return Exact{new(big.Rat).Mul(x.rat(), y.rat())} }
+func (x Exact) Mul(y Exact) Exact {
+	if xn, xd, ok := x.small(); ok {
+		if yn, yd, ok := y.small(); ok {
+			if n, ok := times(xn, yn); ok {
+				if d, ok := times(xd, yd); ok {
+					return ratio(n, d)
+				}
+			}
+		}
+	}
+	return fromRat(new(big.Rat).Mul(x.rat(), y.rat()))
+}
 
 // Div returns x / y. It panics when y is zero: divisors are checked where they come in.
-func (x Exact) Div(y Exact) Exact { return Exact{new(big.Rat).Quo(x.rat(), y.rat())} }
+func (x Exact) Div(y Exact) Exact {
+	if n, d, ok := y.small(); ok && n != 0 {
+		if n < 0 {
+			n, d = -n, -d
+		}
+		return x.Mul(Exact{n: d, d: n})
+	}
+	return fromRat(new(big.Rat).Quo(x.rat(), y.rat()))
+}
 
 // Neg returns -x.
-func (x Exact) Neg() Exact { return Exact{new(big.Rat).Neg(x.rat())} }
+func (x Exact) Neg() Exact {
+	if x.r == nil {
+		return Exact{n: -x.n, d: x.d}
+	}
+	return fromRat(new(big.Rat).Neg(x.r))
+}
 
 // Cmp returns -1, 0 or 1 as x is below, equal to or above y.
-func (x Exact) Cmp(y Exact) int { return x.rat().Cmp(y.rat()) }
+func (x Exact) Cmp(y Exact) int {
+	if xn, xd, ok := x.small(); ok {
+		if yn, yd, ok := y.small(); ok {
+			if xd == yd {
+				return cmp.Compare(xn, yn)
+			}
+			if a, ok := times(xn, yd); ok {
+				if b, ok := times(yn, xd); ok {
+					return cmp.Compare(a, b)
+				}
+			}
+		}
+	}
+	return x.rat().Cmp(y.rat())
+}
 
 // Sign returns -1, 0 or 1.
-func (x Exact) Sign() int { return x.rat().Sign() }
+func (x Exact) Sign() int {
+	if x.r == nil {
+		return cmp.Compare(x.n, 0)
+	}
+	return x.r.Sign()
+}
 
 // IsZero reports whether x is 0.
 func (x Exact) IsZero() bool { return x.Sign() == 0 }
 
 // IsInt reports whether x is a whole number.
-func (x Exact) IsInt() bool { return x.rat().IsInt() }
+func (x Exact) IsInt() bool {
+	if x.r == nil {
+		return x.d <= 1
+	}
+	return x.r.IsInt()
+}
 
 // Floor returns the largest whole number that is not above x.
 func (x Exact) Floor() Exact {
 	r := x.rat()
 	// Euclidean division rounds towards minus infinity for the positive denominator that a Rat has.
-	return Exact{new(big.Rat).SetInt(new(big.Int).Div(r.Num(), r.Denom()))}
+	return fromRat(new(big.Rat).SetInt(new(big.Int).Div(r.Num(), r.Denom())))
 }
 
 // Ceil returns the smallest whole number that is not below x.
@@ -188,7 +326,7 @@ func ParseString(s string) (Exact, error) {
 	if !ok || !digits(strings.TrimPrefix(num, "-")) || !digits(den) {
 		return Exact{}, fmt.Errorf("%q: not a fraction", s)
 	}
-	return Exact{r}, nil
+	return fromRat(r), nil
 }
 
 func parseUnbounded(s string) (Exact, error) {
@@ -200,5 +338,5 @@ func parseUnbounded(s string) (Exact, error) {
 	if !ok {
 		return Exact{}, fmt.Errorf("%q: %w", s, ErrNotDecimal)
 	}
-	return Exact{r}, nil
+	return fromRat(r), nil
 }

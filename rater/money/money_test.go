@@ -225,6 +225,66 @@ func FuzzStringReadsBack(f *testing.F) {
 	})
 }
 
+// Every operation gives what math/big gives, whether its numbers fit in 64 bits or not, and holds the result in one form only.
+func FuzzExactIsARational(f *testing.F) {
+	for _, v := range []int64{0, 1, -1, 3, 10, math.MaxInt64, math.MinInt64, math.MinInt64 + 1, 1 << 40} {
+		f.Add(v, int64(7), int64(3), v)
+		f.Add(int64(5), v, v, int64(-9))
+	}
+	f.Fuzz(func(t *testing.T, an, ad, bn, bd int64) {
+		if ad == 0 || bd == 0 {
+			return
+		}
+		x, y := Quotient(an, ad), Quotient(bn, bd)
+		p, q := big.NewRat(an, ad), big.NewRat(bn, bd)
+		check := func(op string, got Exact, want *big.Rat) {
+			t.Helper()
+			fits := want.Num().IsInt64() && want.Denom().IsInt64() && want.Num().Int64() != math.MinInt64
+			if got.rat().Cmp(want) != 0 || (got.r == nil) != fits || got.r == nil && got.d < 0 {
+				t.Fatalf("%s %s %s = %s (%+v), want %s", x, op, y, got, got, want)
+			}
+			if got.IsInt() != want.IsInt() || got.Sign() != want.Sign() {
+				t.Fatalf("%s %s %s = %s: IsInt %t, Sign %d", x, op, y, got, got.IsInt(), got.Sign())
+			}
+		}
+		check("+", x.Add(y), new(big.Rat).Add(p, q))
+		check("-", x.Sub(y), new(big.Rat).Sub(p, q))
+		check("×", x.Mul(y), new(big.Rat).Mul(p, q))
+		if bn != 0 {
+			check("/", x.Div(y), new(big.Rat).Quo(p, q))
+		}
+		if got, want := x.Cmp(y), p.Cmp(q); got != want {
+			t.Fatalf("Cmp(%s, %s) = %d, want %d", x, y, got, want)
+		}
+		floor := x.Floor()
+		if d := x.Sub(floor); !floor.IsInt() || d.Sign() < 0 || d.Cmp(Int(1)) >= 0 {
+			t.Fatalf("Floor(%s) = %s", x, floor)
+		}
+	})
+}
+
+// The two ways of Round agree: a number that fits is rounded as one that does not.
+func FuzzRoundOfSmallAndLargeNumbersAgree(f *testing.F) {
+	f.Add(int64(5), int64(2))
+	f.Add(int64(-25), int64(10))
+	f.Fuzz(func(t *testing.T, n, d int64) {
+		if d == 0 {
+			return
+		}
+		x := Quotient(n, d)
+		for _, code := range []string{"JPY", "USD", "CLF"} {
+			c := currency(t, code)
+			for _, mode := range []Mode{HalfAway, HalfEven, Floor, Ceiling} {
+				a, err := c.Round(x, mode)
+				b, bigErr := c.Round(Exact{r: x.rat()}, mode)
+				if a != b || (err == nil) != (bigErr == nil) {
+					t.Fatalf("round %s %s by %s: %d (%v) and %d (%v)", x, code, mode, a, err, b, bigErr)
+				}
+			}
+		}
+	})
+}
+
 func BenchmarkRoundOneLine(b *testing.B) {
 	b.ReportAllocs()
 	price, quantity := MustParse("0.0000025"), Int(123_456_789)
