@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/kanjo-dev/kanjo/deduper/seenset"
@@ -246,10 +245,6 @@ func (s *session) monitor(ctx context.Context) {
 		s.mu.Unlock()
 		lookup, cancel := context.WithTimeout(ctx, 2*monitorInterval)
 		ends, err := listed(s.adm.ListCommittedOffsets(lookup, schemas.TopicValid))
-		var unique map[int32]kadm.ListedOffset
-		if err == nil {
-			unique, err = listed(s.adm.ListEndOffsets(lookup, schemas.TopicUnique))
-		}
 		cancel()
 		if ctx.Err() != nil {
 			return
@@ -261,7 +256,6 @@ func (s *session) monitor(ctx context.Context) {
 		now := time.Now()
 		var stuck error
 		for _, p := range held {
-			p.epoch.Store(unique[p.number].LeaderEpoch)
 			position := p.position.Load()
 			lag := ends[p.number].Offset - max(position, 0)
 			s.metrics.lag.WithLabelValues(p.label).Set(float64(lag))

@@ -25,6 +25,7 @@ type share struct {
 	next      int64 // offset of usage.valid after the last record taken
 	epoch     int32 // leader epoch of that record
 	counts    [3]int64
+	lastKey   seenset.Key // of the event at manifest.LastOffset
 }
 
 func newShare(partition int32) share {
@@ -79,9 +80,11 @@ func addToManifest(m *schemas.Manifest, e *schemas.UsageEvent) {
 }
 
 // sent notes where an event of the transaction came to stand on usage.unique.
-func (s *share) sent(offset int64) {
+func (s *share) sent(offset int64, key seenset.Key) {
 	if s.manifest.FirstOffset < 0 || offset < s.manifest.FirstOffset {
 		s.manifest.FirstOffset = offset
 	}
-	s.manifest.LastOffset = max(s.manifest.LastOffset, offset)
+	if offset > s.manifest.LastOffset {
+		s.manifest.LastOffset, s.lastKey = offset, key
+	}
 }

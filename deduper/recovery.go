@@ -41,30 +41,37 @@ func (s *session) recoverPartition(ctx context.Context, p *partition) error {
 	if err != nil {
 		return err
 	}
-	if err := s.waitStable(ctx, p.number, end.Offset); err != nil {
+	if err := s.waitStable(ctx, p.number, end); err != nil {
 		return err
 	}
 	failpoint.Hit("deduper.mid_recovery")
-	if err := s.trust(ctx, p, facts.uniqueID, end.Offset); err != nil {
+	from, err := s.trust(p, facts.uniqueID, start, end)
+	if err != nil {
 		return err
 	}
-	p.epoch.Store(end.LeaderEpoch)
-	stamp := seenset.Stamp{TopicID: facts.uniqueID, Partitions: s.facts.partitions, LeaderEpoch: end.LeaderEpoch,
-		NextOffset: max(p.set.Stamp().NextOffset, start.Offset)}
-	if stamp.NextOffset < end.Offset {
-		return s.replay(ctx, p, stamp, end.Offset)
+	if from < end {
+		rewritten, err := s.replay(ctx, p, facts.uniqueID, from, end)
+		if rewritten {
+			if err := s.distrust(p, "the log was cut below it and written again", end); err != nil {
+				return err
+			}
+			_, err = s.replay(ctx, p, facts.uniqueID, start, end)
+		}
+		return err
 	}
+	stamp := p.set.Stamp()
+	stamp.TopicID, stamp.Partitions, stamp.NextOffset = facts.uniqueID, s.facts.partitions, max(stamp.NextOffset, end)
 	return p.set.Advance(stamp, 0)
 }
 
 // bounds lists the first offset of a partition, and the one after its last.
-func (s *session) bounds(ctx context.Context, topic string, number int32) (start, end kadm.ListedOffset, err error) {
+func (s *session) bounds(ctx context.Context, topic string, number int32) (start, end int64, err error) {
 	starts, err := listed(s.adm.ListStartOffsets(ctx, topic))
 	if err != nil {
 		return start, end, err
 	}
 	ends, err := listed(s.adm.ListEndOffsets(ctx, topic))
-	return starts[number], ends[number], err
+	return starts[number].Offset, ends[number].Offset, err
 }
 
 // checkPosition makes the stable offset fetch, and stops when the input does not hold what comes next.
@@ -83,18 +90,17 @@ func (s *session) checkPosition(ctx context.Context, p *partition) error {
 			return err
 		}
 	}
-	first, last, err := s.bounds(ctx, schemas.TopicValid, p.number)
+	start, end, err := s.bounds(ctx, schemas.TopicValid, p.number)
 	if err != nil {
 		return err
 	}
-	start, end := first.Offset, last.Offset
 	c, ok := committed.Lookup(schemas.TopicValid, p.number)
 	if !ok || c.At < 0 {
 		if start == 0 {
 			return nil
 		}
 		_, written, err := s.bounds(ctx, schemas.TopicUnique, p.number)
-		if err != nil || written.Offset == 0 {
+		if err != nil || written == 0 {
 			return err
 		}
 		return stop("group %s has no position on %s/%d, which begins at offset %d, and %s/%d holds events: whether some were trimmed unread "+
@@ -137,65 +143,49 @@ func (s *session) waitStable(ctx context.Context, number int32, end int64) error
 	}
 }
 
-// trust resets the set of p when the log does not vouch for it.
-func (s *session) trust(ctx context.Context, p *partition, topicID [16]byte, end int64) error {
+// trust returns the offset of usage.unique from which the set of p must be completed. It resets the set when the log does not vouch for
+// it. A set with events is completed from its last one on: replay compares it with what stands there now.
+func (s *session) trust(p *partition, topicID [16]byte, start, end int64) (from int64, err error) {
 	stamp := p.set.Stamp()
 	if stamp == (seenset.Stamp{}) {
 		s.metrics.recoveries.WithLabelValues("empty").Inc()
-		return nil
+		return start, nil
 	}
-	if stamp.Partitions != s.facts.partitions {
-		return stop("the state directory was written with %d partitions, the topics have %d now: the count is never changed in place; "+
-			"set it back, or move to new topics (docs/runbook.md, \"More partitions\")", stamp.Partitions, s.facts.partitions)
-	}
-	var distrust string
+	var why string
 	switch {
+	case stamp.Partitions != s.facts.partitions:
+		return 0, stop("the state directory was written with %d partitions, the topics have %d now: the count is never changed in place; "+
+			"set it back, or move to new topics (docs/runbook.md, \"More partitions\")", stamp.Partitions, s.facts.partitions)
 	case stamp.TopicID != topicID:
-		distrust = "the topic was made anew"
+		why = "the topic was made anew"
 	case stamp.NextOffset > end:
-		distrust = "the topic ends before it"
-	default:
-		lost, err := s.truncated(ctx, p.number, stamp)
-		if err != nil {
-			return err
-		}
-		if lost {
-			distrust = "the log was truncated below it"
-		}
+		why = "the topic ends before it"
+	case stamp.LastKey != seenset.Key{} && stamp.LastOffset < start:
+		why = "its last event was trimmed, so that it cannot be compared with the log"
 	}
-	if distrust == "" {
-		s.metrics.recoveries.WithLabelValues("snapshot").Inc()
-		return nil
+	if why != "" {
+		return start, s.distrust(p, why, end)
 	}
+	s.metrics.recoveries.WithLabelValues("snapshot").Inc()
+	if (stamp.LastKey == seenset.Key{}) {
+		return max(stamp.NextOffset, start), nil
+	}
+	return stamp.LastOffset, nil
+}
+
+// distrust resets the set of p.
+func (s *session) distrust(p *partition, why string, end int64) error {
 	s.log.Warn("the seen-set is discarded and built again from the log", "topic", schemas.TopicUnique, "partition", p.number,
-		"because", distrust, "offset", stamp.NextOffset, "end", end)
+		"because", why, "offset", p.set.Stamp().NextOffset, "end", end)
 	s.metrics.recoveries.WithLabelValues("empty").Inc()
 	return p.set.Reset()
 }
 
-// truncated reports whether the log no longer holds what the stamp says: after an unclean election the new leader may
-// lack records that the old one had confirmed, and other records may stand at their offsets.
-func (s *session) truncated(ctx context.Context, number int32, stamp seenset.Stamp) (bool, error) {
-	if stamp.LeaderEpoch < 0 {
-		return false, nil
-	}
-	req := kadm.OffsetForLeaderEpochRequest{}
-	req.Add(schemas.TopicUnique, number, stamp.LeaderEpoch)
-	resp, err := s.adm.OffsetForLeaderEpoch(ctx, req)
-	if err != nil {
-		return false, fmt.Errorf("look up leader epoch %d of %s/%d: %w", stamp.LeaderEpoch, schemas.TopicUnique, number, err)
-	}
-	o, ok := resp[schemas.TopicUnique][number]
-	if !ok || o.Err != nil {
-		return false, fmt.Errorf("look up leader epoch %d of %s/%d: %w", stamp.LeaderEpoch, schemas.TopicUnique, number, o.Err)
-	}
-	return o.EndOffset >= 0 && o.EndOffset < stamp.NextOffset, nil
-}
-
-// replay reads usage.unique from stamp's offset to end into the set of p.
-func (s *session) replay(ctx context.Context, p *partition, stamp seenset.Stamp, end int64) error {
+// replay reads usage.unique from offset from to end into the set of p. When the set has a last event, from is its offset; rewritten says
+// that another one stands there, and nothing has been added then.
+func (s *session) replay(ctx context.Context, p *partition, topicID [16]byte, from, end int64) (rewritten bool, err error) {
 	reader, err := s.cfg.Kafka.NewClient(
-		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{schemas.TopicUnique: {p.number: kgo.NewOffset().At(stamp.NextOffset)}}),
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{schemas.TopicUnique: {p.number: kgo.NewOffset().At(from)}}),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		// The last records before the end may be markers or aborted: the markers show how far the reading has come.
 		kgo.KeepControlRecords(),
@@ -203,36 +193,48 @@ func (s *session) replay(ctx context.Context, p *partition, stamp seenset.Stamp,
 		kgo.FetchMaxBytes(8<<20),
 	)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer reader.Close()
-	for stamp.NextOffset < end {
-		s.metrics.remaining.WithLabelValues(p.label).Set(float64(end - stamp.NextOffset))
+	stamp := p.set.Stamp()
+	compare := stamp.LastKey != seenset.Key{}
+	stamp.TopicID, stamp.Partitions = topicID, s.facts.partitions
+	for next := from; next < end; {
+		s.metrics.remaining.WithLabelValues(p.label).Set(float64(end - next))
 		fetches := reader.PollFetches(ctx)
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return false, ctx.Err()
 		}
 		for _, e := range fetches.Errors() {
 			// Out of range, too: the retention passed the start since it was listed, and the next attempt lists it again.
-			return fmt.Errorf("read %s/%d: %w", e.Topic, e.Partition, e.Err)
+			return false, fmt.Errorf("read %s/%d: %w", e.Topic, e.Partition, e.Err)
 		}
 		for it := fetches.RecordIter(); !it.Done(); {
 			rec := it.Next()
-			stamp.NextOffset = rec.Offset + 1
+			next = rec.Offset + 1
+			if compare {
+				if rec.Offset != stamp.LastOffset || string(rec.Key) != string(stamp.LastKey[:]) {
+					return true, nil
+				}
+				compare = false
+				continue
+			}
 			if rec.Attrs.IsControl() {
 				continue
 			}
 			key, digest, err := s.readUnique(rec)
 			if err != nil {
-				return err
+				return false, err
 			}
 			p.set.Add(key, digest, rec.Timestamp.UnixMilli())
+			stamp.LastOffset, stamp.LastKey = rec.Offset, key
 		}
+		stamp.NextOffset = max(stamp.NextOffset, next)
 		if err := p.set.Advance(stamp, 0); err != nil {
-			return fmt.Errorf("seen-set of partition %d: %w", p.number, err)
+			return false, fmt.Errorf("seen-set of partition %d: %w", p.number, err)
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // digestMember begins the digest in the value of a canonical event. It cannot stand inside a string there, whose quotes are

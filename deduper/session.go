@@ -37,7 +37,6 @@ type partition struct {
 	spare    *portion // of a transaction that is over
 
 	position atomic.Int64 // next offset of usage.valid to be committed; -1 before the first
-	epoch    atomic.Int32 // leader epoch of usage.unique as last seen
 }
 
 // running is a recovery in its goroutine.
@@ -103,7 +102,7 @@ func newPortion(partition int32) *portion {
 	p := &portion{share: newShare(partition)}
 	p.promise = func(rec *kgo.Record, err error) {
 		if err == nil {
-			p.sent(rec.Offset)
+			p.sent(rec.Offset, seenset.Key(rec.Key))
 		}
 		p.txn.promise(rec, err)
 	}
@@ -577,9 +576,8 @@ func (s *session) applied(t *transaction) error {
 	for n, sh := range t.shares {
 		p := s.parts[n]
 		stamp := p.set.Stamp()
-		stamp.LeaderEpoch = p.epoch.Load()
 		if sh.manifest.Events > 0 {
-			stamp.NextOffset = sh.manifest.LastOffset + 1
+			stamp.NextOffset, stamp.LastOffset, stamp.LastKey = sh.manifest.LastOffset+1, sh.manifest.LastOffset, sh.lastKey
 		}
 		if err := p.set.Advance(stamp, int(sh.manifest.Events)); err != nil {
 			return fmt.Errorf("seen-set of partition %d: %w", n, err)

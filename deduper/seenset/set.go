@@ -14,10 +14,13 @@ type Key = [16]byte
 
 // Stamp says which part of a log a set is the projection of.
 type Stamp struct {
-	TopicID     [16]byte // of the log; a topic made anew under the old name has another
-	Partitions  int32    // of the topic
-	LeaderEpoch int32    // in force when NextOffset was known to be in the log; negative when unknown
-	NextOffset  int64    // every event of the partition below it is in the set, unless it left the window, and none above it
+	TopicID    [16]byte // of the log; a topic made anew under the old name has another
+	Partitions int32    // of the topic
+	NextOffset int64    // every event of the partition below it is in the set, unless it left the window, and none above it
+	// LastOffset and LastKey are the last event below NextOffset: where the log holds another one there, it was cut and written
+	// again since. LastKey is zero when there is none.
+	LastOffset int64
+	LastKey    Key
 }
 
 // Options configure a set.

@@ -45,7 +45,7 @@ type model struct {
 func newModel() *model { return &model{seen: make(map[uint64]bool), newest: start.UnixMilli()} }
 
 func (m *model) stamp() Stamp {
-	return Stamp{TopicID: [16]byte{7}, Partitions: 3, LeaderEpoch: 2, NextOffset: int64(len(m.keys))}
+	return Stamp{TopicID: [16]byte{7}, Partitions: 3, NextOffset: int64(len(m.keys)), LastOffset: int64(len(m.keys)) - 1, LastKey: Key{9}}
 }
 
 // extend adds n keys to the log, and to the set when it is not nil.

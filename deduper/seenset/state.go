@@ -97,12 +97,13 @@ func (d *disk) nextNumber() uint64 {
 
 // snapshot is what the state file holds, as one line of JSON and one line with its checksum.
 type snapshot struct {
-	Version     int    `json:"version"`
-	TopicID     string `json:"topic_id"`
-	Partitions  int32  `json:"partitions"`
-	LeaderEpoch int32  `json:"leader_epoch"`
-	NextOffset  int64  `json:"next_offset"`
-	Runs        []meta `json:"runs"`
+	Version    int    `json:"version"`
+	TopicID    string `json:"topic_id"`
+	Partitions int32  `json:"partitions"`
+	NextOffset int64  `json:"next_offset"`
+	LastOffset int64  `json:"last_offset"`
+	LastKey    string `json:"last_key"`
+	Runs       []meta `json:"runs"`
 }
 
 const stateVersion = 1
@@ -129,7 +130,8 @@ func (d *disk) replace(added []*run, gone []*run, stamp *Stamp) error {
 	if stamp != nil {
 		s = *stamp
 	}
-	next.TopicID, next.Partitions, next.LeaderEpoch, next.NextOffset = hex.EncodeToString(s.TopicID[:]), s.Partitions, s.LeaderEpoch, s.NextOffset
+	next.TopicID, next.Partitions, next.NextOffset = hex.EncodeToString(s.TopicID[:]), s.Partitions, s.NextOffset
+	next.LastOffset, next.LastKey = s.LastOffset, hex.EncodeToString(s.LastKey[:])
 	b, err := json.Marshal(next)
 	if err != nil {
 		return err
@@ -192,8 +194,9 @@ func (d *disk) load() ([]*run, error) {
 		return nil, fmt.Errorf("%w: state file of version %d, this program reads %d", ErrDamaged, s.Version, stateVersion)
 	}
 	id, err := hex.DecodeString(s.TopicID)
-	if err != nil || len(id) != 16 {
-		return nil, fmt.Errorf("%w: topic id %q", ErrDamaged, s.TopicID)
+	last, err2 := hex.DecodeString(s.LastKey)
+	if err != nil || err2 != nil || len(id) != 16 || len(last) != 16 {
+		return nil, fmt.Errorf("%w: topic id %q, last key %q", ErrDamaged, s.TopicID, s.LastKey)
 	}
 	var runs []*run
 	for _, m := range s.Runs {
@@ -205,7 +208,7 @@ func (d *disk) load() ([]*run, error) {
 		runs = append(runs, r)
 		d.number = max(d.number, m.Number)
 	}
-	d.stamp = Stamp{TopicID: [16]byte(id), Partitions: s.Partitions, LeaderEpoch: s.LeaderEpoch, NextOffset: s.NextOffset}
+	d.stamp = Stamp{TopicID: [16]byte(id), Partitions: s.Partitions, NextOffset: s.NextOffset, LastOffset: s.LastOffset, LastKey: Key(last)}
 	d.runs = s.Runs
 	return runs, nil
 }
