@@ -15,7 +15,7 @@ type interner struct {
 
 const (
 	internSlotsMin = 1 << 6
-	internSlotsMax = 1 << 13
+	internSlotsMax = 1 << 14
 	// A longer string is not remembered: it rarely repeats, and it would be kept for as long as its slot is.
 	internBytesMax = 128
 )
