@@ -237,6 +237,20 @@ func rateSegment(inv *Invoice, s *Segment, index int, several bool, byRate *rate
 	return byRate.addAll(sums)
 }
 
+// ItemOf returns the key of the item that a total goes to and the line's group as it stands in the line's key, without the part that
+// tells segments apart.
+func (b *Book) ItemOf(u *Usage) (item, line string, ok bool) {
+	at, _, ok := b.itemOf(u)
+	if !ok {
+		return "", "", false
+	}
+	it := &b.items[at]
+	if len(it.group) == 0 {
+		return it.key, it.key, true
+	}
+	return it.key, it.key + "?" + groupText(it.group, u), true
+}
+
 func groupText(names []string, u *Usage) string {
 	var text strings.Builder
 	for i, name := range names {

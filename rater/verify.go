@@ -1,0 +1,258 @@
+package rater
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/kanjo-dev/kanjo/rater/document"
+	"github.com/kanjo-dev/kanjo/rater/mediation"
+)
+
+// VerifyOptions say what to verify. The chains are always walked whole.
+type VerifyOptions struct {
+	Period  string   // recompute this period only; empty means all
+	Tenants []string // recompute these tenants only; empty means all
+	// Heads are heads that somebody kept (they are printed on every document). Each must be the head of a document on the topic, else
+	// that document, or one before it, was taken out or rewritten.
+	Heads []string
+}
+
+// What Verify can find.
+const (
+	FoundEventsMissing  = "events_missing"  // the ledger holds fewer rows than the document was made of
+	FoundEventsAdded    = "events_added"    // it holds more
+	FoundEventsChanged  = "events_changed"  // it holds as many, and not the same
+	FoundBookChanged    = "book_changed"    // a price book's version has another text
+	FoundResultDiffers  = "result_differs"  // the same events give another body
+	FoundDocumentEdited = "document_edited" // the body is not the one that the envelope was made for
+	FoundNumberGap      = "number_gap"      // a number of the series is missing or used twice
+	FoundBrokenLink     = "broken_link"     // a document does not link to the one before it
+	FoundHeadMissing    = "head_missing"    // no document has a head that somebody kept
+	FoundCutMissing     = "cut_missing"     // the cut of a document is not on the topic
+	FoundTwice          = "invoiced_twice"  // a tenant and period has two invoices
+	FoundUnreadable     = "unreadable"      // what the document was made of cannot be read
+)
+
+// VerifyFinding is one thing that is not as it must be.
+type VerifyFinding struct {
+	What   string `json:"what"`
+	Number string `json:"number,omitempty"` // of the document
+	Detail string `json:"detail"`
+}
+
+// VerifyReport is what Verify found.
+type VerifyReport struct {
+	Documents  int             `json:"documents"`  // whose place in the chains was checked
+	Recomputed int             `json:"recomputed"` // whose bytes were made again
+	Findings   []VerifyFinding `json:"findings"`
+	// Heads are the newest heads by series: keep them where nobody who can write here can reach.
+	Heads map[string]string `json:"heads"`
+}
+
+// ErrVerify is matched when something is not as it must be.
+var ErrVerify = errors.New("verification failed")
+
+// Err returns nil when nothing was found.
+func (r *VerifyReport) Err() error {
+	if len(r.Findings) == 0 {
+		return nil
+	}
+	f := r.Findings[0]
+	return fmt.Errorf("%w: %s: document %s: %s (%d findings)", ErrVerify, f.What, f.Number, f.Detail, len(r.Findings))
+}
+
+// Verify walks the chains of all documents and makes the bodies again from the events that the ledger holds now. An error means that it could
+// not be done; what is wrong is in the report.
+func Verify(ctx context.Context, deps Deps, opts VerifyOptions) (*VerifyReport, error) {
+	deps.setDefaults()
+	w := newWalker()
+	var bodies []verifiable
+	wanted := func(e *document.Envelope) bool {
+		return (opts.Period == "" || e.Period == opts.Period) && (len(opts.Tenants) == 0 || slices.Contains(opts.Tenants, e.Tenant))
+	}
+	err := document.Read(ctx, deps.Kafka, make(map[int32]int64), func(c *document.Cut, d *document.Document) error {
+		if c != nil {
+			w.cut(c)
+			return nil
+		}
+		w.document(d)
+		if wanted(&d.Envelope) {
+			bodies = append(bodies, w.verifiable(d))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.finish(opts.Heads)
+	v := &verifier{walker: w, deps: deps, ledgers: make(map[string]*mediation.Ledger)}
+	v.computer = newComputer(deps, v.open)
+	return &w.report, v.recompute(ctx, bodies)
+}
+
+// walker checks the documents in the order of the topic.
+type walker struct {
+	report   VerifyReport
+	cuts     map[document.TenantPeriod]*document.Cut
+	invoices map[document.TenantPeriod]string
+	sequence map[string]int64
+	heads    map[string]bool
+	links    []link // from a document to one that may lie on another partition
+}
+
+type link struct{ number, to string }
+
+func newWalker() *walker {
+	return &walker{
+		report: VerifyReport{Findings: []VerifyFinding{}, Heads: make(map[string]string)},
+		cuts:   make(map[document.TenantPeriod]*document.Cut), invoices: make(map[document.TenantPeriod]string),
+		sequence: make(map[string]int64), heads: make(map[string]bool),
+	}
+}
+
+func (w *walker) found(what, number, format string, args ...any) {
+	w.report.Findings = append(w.report.Findings, VerifyFinding{what, number, fmt.Sprintf(format, args...)})
+}
+
+func (w *walker) cut(c *document.Cut) {
+	if k := (document.TenantPeriod{Tenant: c.Tenant, Period: c.Period}); w.cuts[k] == nil {
+		w.cuts[k] = c
+	}
+}
+
+func (w *walker) document(d *document.Document) {
+	e := &d.Envelope
+	w.report.Documents++
+	if want := w.sequence[e.Series] + 1; e.Sequence != want {
+		w.found(FoundNumberGap, e.Number, "it has number %d of series %s, and %d must come next", e.Sequence, e.Series, want)
+	}
+	if got := document.Digest(d.Body); got != e.BodySHA256 {
+		w.found(FoundDocumentEdited, e.Number, "its body has digest %.12s, its envelope was made for %.12s", got, e.BodySHA256)
+	}
+	if e.PreviousInSeries != w.report.Heads[e.Series] {
+		w.found(FoundBrokenLink, e.Number, "it links to %.12q in series %s, the document before it has head %.12q", e.PreviousInSeries, e.Series, w.report.Heads[e.Series])
+	}
+	if e.PreviousOfTenant != "" {
+		w.links = append(w.links, link{e.Number, e.PreviousOfTenant})
+	}
+	k := document.TenantPeriod{Tenant: e.Tenant, Period: e.Period}
+	if other := w.invoices[k]; other != "" && e.Kind == document.KindInvoice {
+		w.found(FoundTwice, e.Number, "document %s is the invoice of tenant %s for %s already", other, e.Tenant, e.Period)
+	}
+	w.invoices[k] = e.Number
+	w.sequence[e.Series], w.report.Heads[e.Series] = e.Sequence, d.Head
+	w.heads[d.Head] = true
+}
+
+func (w *walker) finish(kept []string) {
+	for _, l := range w.links {
+		if !w.heads[l.to] {
+			w.found(FoundBrokenLink, l.number, "it links to the tenant's document with head %.12s, which is not there", l.to)
+		}
+	}
+	for _, h := range kept {
+		if !w.heads[h] {
+			w.found(FoundHeadMissing, "", "no document has head %s: its document, or one before it, was taken out or rewritten", h)
+		}
+	}
+}
+
+// verifiable is what is kept of a body to make again: enough to compare it and to say what differs.
+type verifiable struct {
+	number string
+	key    document.TenantPeriod
+	digest string
+	was    summary
+}
+
+type summary struct {
+	Currency string            `json:"currency"`
+	Total    string            `json:"total"`
+	Manifest document.Manifest `json:"manifest"`
+}
+
+func (w *walker) verifiable(d *document.Document) verifiable {
+	v := verifiable{
+		number: d.Envelope.Number, key: document.TenantPeriod{Tenant: d.Envelope.Tenant, Period: d.Envelope.Period}, digest: document.Digest(d.Body),
+	}
+	if err := json.Unmarshal(d.Body, &v.was); err != nil {
+		w.found(FoundUnreadable, v.number, "%v", err)
+	}
+	return v
+}
+
+type verifier struct {
+	*walker
+	deps     Deps
+	computer computer
+	ledgers  map[string]*mediation.Ledger
+}
+
+// open takes nothing as proved.
+func (v *verifier) open(ctx context.Context, log document.LogCut) (*mediation.Ledger, error) {
+	key := ledgerKey(log)
+	if v.ledgers[key] == nil {
+		l, err := mediation.Open(ctx, v.deps.ClickHouse, mediation.Cut{Epoch: log.Epoch, Offsets: log.Offsets})
+		if err != nil {
+			return nil, err
+		}
+		v.ledgers[key] = l
+	}
+	return v.ledgers[key], nil
+}
+
+func (v *verifier) recompute(ctx context.Context, bodies []verifiable) error {
+	wanted := make(map[*document.Cut][]verifiable)
+	var cuts []*document.Cut
+	for _, b := range bodies {
+		cut := v.cuts[b.key]
+		if cut == nil {
+			v.found(FoundCutMissing, b.number, "the cut of tenant %s for %s is not on kanjo.documents", b.key.Tenant, b.key.Period)
+			continue
+		}
+		if _, err := v.computer.versions(cut); err != nil {
+			v.found(FoundBookChanged, b.number, "%v", err)
+			continue
+		}
+		if wanted[cut] == nil {
+			cuts = append(cuts, cut)
+		}
+		wanted[cut] = append(wanted[cut], b)
+	}
+	done := 0
+	for _, batch := range batches(cuts) {
+		v.deps.Progress(Progress{Step: "verify", Done: done, Total: len(cuts)})
+		made, err := v.computer.bodies(ctx, batch)
+		if err != nil {
+			return err
+		}
+		for _, m := range made {
+			for _, b := range wanted[m.cut] {
+				v.report.Recomputed++
+				if document.Digest(m.bytes) != b.digest {
+					v.differs(b, m)
+				}
+			}
+		}
+		done += len(batch)
+	}
+	return nil
+}
+
+// differs names what is behind two bodies that are not the same.
+func (v *verifier) differs(b verifiable, made computed) {
+	old, now := b.was.Manifest, made.body.Manifest
+	switch {
+	case now.Rows < old.Rows:
+		v.found(FoundEventsMissing, b.number, "it was made of %d rows of %d events, the ledger holds %d of %d", old.Rows, old.Events, now.Rows, now.Events)
+	case now.Rows > old.Rows:
+		v.found(FoundEventsAdded, b.number, "it was made of %d rows of %d events, the ledger holds %d of %d", old.Rows, old.Events, now.Rows, now.Events)
+	case now.EventsSHA256 != old.EventsSHA256:
+		v.found(FoundEventsChanged, b.number, "the events it was made of have digest %.12s, those in the ledger %.12s", old.EventsSHA256, now.EventsSHA256)
+	default:
+		v.found(FoundResultDiffers, b.number, "the same events give %s %s, the document says %s %s", made.body.Total, made.body.Currency, b.was.Total, b.was.Currency)
+	}
+}
