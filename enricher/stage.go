@@ -44,7 +44,7 @@ type Config struct {
 	Group string
 	// Workers is how many goroutines decide records; 0 is one per processor, at most 4. A partition is one worker's at a time.
 	Workers int
-	// BatchRecords bounds the records of one poll; 0 is 10,000.
+	// BatchRecords bounds the records of one poll; 0 is 5,000.
 	BatchRecords int
 	// DoorRefresh is how long a new usage.raw.<door> topic may stay unread; 0 is 15 s.
 	DoorRefresh time.Duration
@@ -85,7 +85,7 @@ func (c Config) withDefaults() Config {
 		c.Workers = min(runtime.GOMAXPROCS(0), 4)
 	}
 	if c.BatchRecords == 0 {
-		c.BatchRecords = 10_000
+		c.BatchRecords = 5_000
 	}
 	set(&c.DoorRefresh, 15*time.Second)
 	set(&c.Drain, 15*time.Second)
@@ -93,9 +93,9 @@ func (c Config) withDefaults() Config {
 }
 
 const (
-	// inFlight bounds the batches between poll and commit. One is being read, one is on its way, and one more
-	// covers the gap when acknowledgements come in bursts.
-	inFlight = 3
+	// inFlight bounds the batches between poll and commit, and with them the memory: a batch's acknowledgement takes
+	// the client's linger and a round trip through the broker, and the stage reads on meanwhile.
+	inFlight = 12
 	// commitEvery bounds how much a crash repeats, and what the group's coordinator has to write under light load.
 	commitEvery = 200 * time.Millisecond
 	// A batch whose outputs are not acknowledged for this long makes the stage not ready.
@@ -175,23 +175,13 @@ func (s *Stage) Run(ctx context.Context) error {
 		s.free <- &batch{rejects: make(map[schemas.Reason]int), settled: make(chan struct{}, 1)}
 	}
 	s.owned = make(map[string]map[int32]bool)
-	session, heartbeat, rebalance, _ := s.cfg.Kafka.Session()
-	cl, err := s.cfg.Kafka.NewClient(append([]kgo.Opt{
-		kgo.ConsumerGroup(s.cfg.Group),
+	opts := append(clientOptions(s.cfg),
 		kgo.ConsumeRegex(),
 		kgo.ConsumeTopics(`^usage\.raw(\..+)?$`),
-		kgo.MetadataMaxAge(s.cfg.DoorRefresh),
-		kgo.MetadataMinAge(min(s.cfg.DoorRefresh, time.Second)),
-		kgo.DisableAutoCommit(),
-		kgo.BlockRebalanceOnPoll(),
 		kgo.OnPartitionsAssigned(s.assigned),
 		kgo.OnPartitionsRevoked(s.revoked),
-		kgo.OnPartitionsLost(s.lost),
-		kgo.SessionTimeout(session), kgo.HeartbeatInterval(heartbeat), kgo.RebalanceTimeout(rebalance),
-		kgo.FetchMaxPartitionBytes(4 << 20),
-		kgo.ProducerBatchMaxBytes(produceBatchBytes),
-		kgo.MaxBufferedRecords(inFlight * s.cfg.BatchRecords),
-	}, s.cfg.options...)...)
+		kgo.OnPartitionsLost(s.lost))
+	cl, err := s.cfg.Kafka.NewClient(append(opts, s.cfg.options...)...)
 	if err != nil {
 		return fmt.Errorf("enricher: %w", err)
 	}
@@ -219,6 +209,22 @@ func (s *Stage) Run(ctx context.Context) error {
 	deadline.Stop()
 	giveUp()
 	return err
+}
+
+// clientOptions are the options of the group's client that have nothing to do with what is enriched.
+func clientOptions(cfg Config) []kgo.Opt {
+	session, heartbeat, rebalance, _ := cfg.Kafka.Session()
+	return []kgo.Opt{
+		kgo.ConsumerGroup(cfg.Group),
+		kgo.MetadataMaxAge(cfg.DoorRefresh),
+		kgo.MetadataMinAge(min(cfg.DoorRefresh, time.Second)),
+		kgo.DisableAutoCommit(),
+		kgo.BlockRebalanceOnPoll(),
+		kgo.SessionTimeout(session), kgo.HeartbeatInterval(heartbeat), kgo.RebalanceTimeout(rebalance),
+		kgo.FetchMaxPartitionBytes(4 << 20),
+		kgo.ProducerBatchMaxBytes(produceBatchBytes),
+		kgo.MaxBufferedRecords(inFlight * cfg.BatchRecords),
+	}
 }
 
 // prepare refuses to start on topics that the stage cannot serve. It waits for the brokers.
@@ -322,6 +328,9 @@ func producerTimed(ctx context.Context, adm *kadm.Client, topics []string) (unti
 		return nil, fmt.Errorf("read the settings of the raw topics: %w", err)
 	}
 	for _, c := range configs {
+		if errors.Is(c.Err, kerr.UnknownTopicOrPartition) {
+			continue // the door is gone
+		}
 		if c.Err != nil {
 			return nil, fmt.Errorf("read the settings of topic %s: %w", c.Name, c.Err)
 		}

@@ -5,12 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"os"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const testPartitions = 3
 
 // fakeBroker starts an in-process broker with every topic.
-func fakeBroker(t testing.TB) kafka.Config {
+func fakeBroker(t testing.TB) (*kfake.Cluster, kafka.Config) {
 	t.Helper()
 	c, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(-1))
 	if err != nil {
@@ -36,7 +36,7 @@ func fakeBroker(t testing.TB) kafka.Config {
 	t.Cleanup(c.Close)
 	cfg := shortSessions(c.ListenAddrs())
 	createTopics(t, cfg, schemas.Topics(schemas.DedupWindow))
-	return cfg
+	return c, cfg
 }
 
 func shortSessions(brokers []string) kafka.Config {
@@ -69,31 +69,55 @@ func deadline(t testing.TB) context.Context {
 	return ctx
 }
 
-// startStage runs a stage until the returned function is called, which returns Run's error.
-func startStage(t testing.TB, cfg Config) (*Stage, func() error) {
+// running is a stage under test.
+type running struct {
+	*Stage
+	health *ops.Health
+	cancel context.CancelFunc
+	done   chan error
+	ended  bool
+}
+
+func startStage(t testing.TB, cfg Config) *running {
 	t.Helper()
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	s, err := New(cfg, log, prometheus.NewRegistry(), ops.NewHealth(Checks()...))
+	r := &running{health: ops.NewHealth(Checks()...), done: make(chan error, 1)}
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	s, err := New(cfg, log, prometheus.NewRegistry(), r.health)
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.Stage = s
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	var ended bool
-	stop := func() error {
-		cancel()
-		ended = true
-		return <-done
-	}
+	r.cancel = cancel
+	go func() { r.done <- s.Run(ctx) }()
 	t.Cleanup(func() {
-		if !ended {
-			if err := stop(); err != nil {
-				t.Error(err)
-			}
+		if err := r.stop(t); err != nil {
+			t.Error(err)
 		}
 	})
-	return s, stop
+	return r
+}
+
+// stop ends the stage and returns what Run returned; a second call returns nil.
+func (r *running) stop(t testing.TB) error {
+	t.Helper()
+	r.cancel()
+	return r.wait(t)
+}
+
+func (r *running) wait(t testing.TB) error {
+	t.Helper()
+	if r.ended {
+		return nil
+	}
+	r.ended = true
+	select {
+	case err := <-r.done:
+		return err
+	case <-time.After(time.Minute):
+		t.Fatal("Run does not return")
+		return nil
+	}
 }
 
 // testDirectory is a small control plane. Everything holds since ever.
@@ -142,7 +166,9 @@ func produce(t testing.TB, cfg kafka.Config, records ...*kgo.Record) {
 	t.Helper()
 	cl := newClient(t, cfg, kgo.ProducerBatchCompression(kgo.NoCompression()), kgo.ProducerBatchMaxBytes(64<<20))
 	for i, r := range records {
-		r.Partition = int32(i % testPartitions)
+		if r.Topic == schemas.TopicRaw {
+			r.Partition = int32(i % testPartitions)
+		}
 	}
 	if err := cl.ProduceSync(deadline(t), records...).FirstErr(); err != nil {
 		t.Fatal(err)
@@ -184,7 +210,7 @@ func lastHeader(r *kgo.Record, key string) string {
 }
 
 func TestEveryRecordComesOutAcceptedOrRejected(t *testing.T) {
-	cfg := fakeBroker(t)
+	_, cfg := fakeBroker(t)
 	var in []*kgo.Record
 	const good, bad = 300, 30
 	for i := range good {
@@ -194,7 +220,7 @@ func TestEveryRecordComesOutAcceptedOrRejected(t *testing.T) {
 		in = append(in, flatRecord("/nobody", "e"+strconv.Itoa(i), "input_tokens", "1", time.Now()))
 	}
 	produce(t, cfg, in...)
-	_, stop := startStage(t, Config{Kafka: cfg, Control: directory.Static(testDirectory(t))})
+	stage := startStage(t, Config{Kafka: cfg, Control: directory.Static(testDirectory(t))})
 	sum := int64(0)
 	for _, r := range consume(t, cfg, good, schemas.TopicValid) {
 		e := decodeValid(t, r)
@@ -214,7 +240,33 @@ func TestEveryRecordComesOutAcceptedOrRejected(t *testing.T) {
 			t.Errorf("rejected for %s: %s", got, lastHeader(r, schemas.HeaderRejectDetail))
 		}
 	}
-	if err := stop(); err != nil {
+	if err := stage.stop(t); err != nil {
 		t.Error(err)
 	}
+	if lag := groupLag(t, cfg); lag != 0 {
+		t.Errorf("a lag of %d after an orderly end", lag)
+	}
+}
+
+// groupLag returns how many records of the raw topics lie above what the group has committed.
+func groupLag(t testing.TB, cfg kafka.Config) (lag int64) {
+	t.Helper()
+	adm := kadm.NewClient(newClient(t, cfg))
+	committed, err := adm.FetchOffsets(deadline(t), "kanjo-enricher")
+	if err != nil {
+		t.Fatal(err)
+	}
+	topics, err := kafka.RawTopics(deadline(t), newClient(t, cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends, err := adm.ListEndOffsets(deadline(t), topics...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends.Each(func(end kadm.ListedOffset) {
+		at, _ := committed.Lookup(end.Topic, end.Partition)
+		lag += end.Offset - max(at.At, 0)
+	})
+	return lag
 }

@@ -1,0 +1,215 @@
+package enricher
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/internal/engines"
+	"github.com/kanjo-dev/kanjo/internal/kafka"
+	"github.com/kanjo-dev/kanjo/internal/ops"
+	"github.com/kanjo-dev/kanjo/schemas"
+)
+
+const (
+	benchEvents     = 400_000
+	benchPartitions = 4
+)
+
+// BenchmarkEnrich compares the stage with a bare copy of the same records, by the same client on the same broker, in
+// interleaved rounds. Each round of either reads every record as a fresh group and ends when the last output is acknowledged and
+// committed; time counts from the first fetch. ratio is the median of ours over the median of bare. On a machine that does
+// other work too, cpu-ratio tells more: the processor time of client and broker together for one event, bare over ours.
+//
+//	go test ./enricher -run '^$' -bench Enrich -benchtime 5x
+func BenchmarkEnrich(b *testing.B) {
+	b.Run("binary", func(b *testing.B) { benchmarkEnrich(b, binaryRecord) })
+	b.Run("structured", func(b *testing.B) { benchmarkEnrich(b, structuredRecord) })
+}
+
+const benchData = `{"tenant_id":"t-%04d","measures":[{"metric":"ai_request","quantity":"1"},{"metric":"input_tokens","quantity":"%d"},{"metric":"output_tokens","quantity":"%d"}],"dimensions":{"model":"gpt-4o","workflow":"wf-%03d"}}`
+
+func benchDataOf(i int) []byte {
+	return fmt.Appendf(nil, benchData, i%200, 200+i%4000, 10+i%900, i%50)
+}
+
+func binaryRecord(i int, at string) *kgo.Record {
+	return &kgo.Record{
+		Value: benchDataOf(i),
+		Headers: []kgo.RecordHeader{
+			{Key: "ce_specversion", Value: []byte("1.0")},
+			{Key: "ce_id", Value: fmt.Appendf(nil, "exec-%09d:node-7:0:0", i)},
+			{Key: "ce_source", Value: []byte("/trusted")},
+			{Key: "ce_type", Value: []byte("kanjo.usage.v1")},
+			{Key: "ce_time", Value: []byte(at)},
+			{Key: "content-type", Value: []byte("application/json")},
+		},
+	}
+}
+
+func structuredRecord(i int, at string) *kgo.Record {
+	return &kgo.Record{Value: fmt.Appendf(nil,
+		`{"specversion":"1.0","id":"exec-%09d:node-7:0:0","source":"/trusted","type":"kanjo.usage.v1","time":"%s","datacontenttype":"application/json","data":%s}`,
+		i, at, benchDataOf(i))}
+}
+
+func benchmarkEnrich(b *testing.B, record func(i int, at string) *kgo.Record) {
+	k := engines.KafkaForTest(b, nil)
+	cfg := shortSessions([]string{k.Addr})
+	specs := append(schemas.Topics(schemas.DedupWindow), schemas.TopicSpec{Name: "bare.copy", Retention: time.Hour, MaxMessageBytes: 2 * schemas.MaxRawBytes})
+	setup := newClient(b, cfg)
+	if err := kafka.EnsureTopics(context.Background(), setup, specs, benchPartitions, 1); err != nil {
+		b.Fatal(err)
+	}
+	at := time.Now().UTC().Format("2006-01-02T15:04:05.000Z")
+	var failed atomic.Pointer[error]
+	for i := range benchEvents {
+		r := record(i, at)
+		r.Topic, r.Partition = schemas.TopicRaw, int32(i%benchPartitions)
+		setup.Produce(context.Background(), r, func(_ *kgo.Record, err error) {
+			if err != nil {
+				failed.Store(&err)
+			}
+		})
+	}
+	if err := setup.Flush(context.Background()); err != nil || failed.Load() != nil {
+		b.Fatal(err, failed.Load())
+	}
+	dir := directory.Static(testDirectory(b))
+
+	var ours, bare, oursCPU, bareCPU []float64
+	measured := func(rate, cpu *[]float64, round func() float64) {
+		before := cpuMicros(b, k.Pid())
+		*rate = append(*rate, round())
+		*cpu = append(*cpu, (cpuMicros(b, k.Pid())-before)/benchEvents)
+	}
+	for round := 0; b.Loop(); round++ {
+		measured(&bare, &bareCPU, func() float64 { return bareCopy(b, cfg, fmt.Sprintf("bare-%d", round)) })
+		measured(&ours, &oursCPU, func() float64 {
+			return enrichAll(b, Config{Kafka: cfg, Control: dir, Group: fmt.Sprintf("ours-%d", round)})
+		})
+	}
+	b.ReportMetric(0, "ns/op") // a round is not an operation
+	b.ReportMetric(median(ours)/median(bare), "ratio")
+	b.ReportMetric(median(ours), "ours-events/s")
+	b.ReportMetric(median(bare), "bare-events/s")
+	b.ReportMetric(median(bareCPU)/median(oursCPU), "cpu-ratio")
+	b.ReportMetric(median(oursCPU), "ours-cpu-us/event")
+	b.ReportMetric(median(bareCPU), "bare-cpu-us/event")
+	b.Logf("events/s: ours %.0f, bare %.0f; cpu us/event: ours %.2f, bare %.2f", ours, bare, oursCPU, bareCPU)
+}
+
+// cpuMicros returns the processor time that this process and another one have used.
+func cpuMicros(b *testing.B, pid int) (micros float64) {
+	for _, stat := range []string{"/proc/self/stat", fmt.Sprintf("/proc/%d/stat", pid)} {
+		text, err := os.ReadFile(stat)
+		if err != nil {
+			b.Fatal(err)
+		}
+		// The fields after the parenthesised command; user and system time are the 14th and 15th of the whole, in ticks of 10 ms.
+		fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+		for _, f := range fields[11:13] {
+			ticks, err := strconv.ParseInt(f, 10, 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			micros += float64(ticks) * 10_000
+		}
+	}
+	return micros
+}
+
+func median(v []float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return v[len(v)/2]
+}
+
+// firstFetch notes when the first fetch was answered.
+type firstFetch struct{ at atomic.Int64 }
+
+func (f *firstFetch) OnBrokerE2E(_ kgo.BrokerMetadata, key int16, _ kgo.BrokerE2E) {
+	if key == 1 {
+		f.at.CompareAndSwap(0, time.Now().UnixNano())
+	}
+}
+
+func (f *firstFetch) rate() float64 {
+	return benchEvents / time.Since(time.Unix(0, f.at.Load())).Seconds()
+}
+
+// bareCopy is what any program must do to move the records: poll, produce, commit behind the acknowledgements.
+func bareCopy(b *testing.B, cfg kafka.Config, group string) float64 {
+	var first firstFetch
+	cl, err := cfg.NewClient(append(clientOptions(Config{Kafka: cfg, Group: group}.withDefaults()),
+		kgo.ConsumeTopics(schemas.TopicRaw), kgo.WithHooks(&first))...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer cl.Close()
+	var failed atomic.Pointer[error]
+	promise := func(_ *kgo.Record, err error) {
+		if err != nil {
+			failed.Store(&err)
+		}
+	}
+	for n := 0; n < benchEvents; {
+		fetches := cl.PollRecords(context.Background(), 10_000)
+		if err := fetches.Err(); err != nil {
+			b.Fatal(err)
+		}
+		fetches.EachRecord(func(r *kgo.Record) {
+			n++
+			cl.Produce(context.Background(), &kgo.Record{Topic: "bare.copy", Partition: r.Partition, Key: r.Key, Value: r.Value, Headers: r.Headers, Timestamp: r.Timestamp}, promise)
+		})
+		cl.AllowRebalance()
+	}
+	if err := cl.Flush(context.Background()); err != nil || failed.Load() != nil {
+		b.Fatal(err, failed.Load())
+	}
+	if err := cl.CommitUncommittedOffsets(context.Background()); err != nil {
+		b.Fatal(err)
+	}
+	return first.rate()
+}
+
+func enrichAll(b *testing.B, cfg Config) float64 {
+	var first firstFetch
+	cfg.options = []kgo.Opt{kgo.WithHooks(&first)}
+	s, err := New(cfg, slog.New(slog.DiscardHandler), prometheus.NewRegistry(), ops.NewHealth(Checks()...))
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	for counted := 0; counted < benchEvents; {
+		select {
+		case err := <-done:
+			b.Fatal("Run ended: ", err)
+		case <-time.After(time.Millisecond):
+		}
+		var m dto.Metric
+		if err := s.metrics.accepted.Write(&m); err != nil {
+			b.Fatal(err)
+		}
+		counted = int(m.Counter.GetValue())
+	}
+	rate := first.rate()
+	cancel()
+	if err := <-done; err != nil {
+		b.Fatal(err)
+	}
+	return rate
+}
