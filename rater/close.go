@@ -250,7 +250,7 @@ func (c *closing) takeOver(ctx context.Context, ready []*planned) error {
 		}
 		c.closers[series] = closer
 	}
-	failpoint.Hit("close-fenced")
+	failpoint.Hit("rater.fenced")
 	return nil
 }
 
@@ -309,7 +309,7 @@ func (c *closing) cuts(ctx context.Context, ready []*planned) ([]*document.Cut, 
 			}
 		}
 	}
-	failpoint.Hit("close-cut-committed")
+	failpoint.Hit("rater.cut_committed")
 	return cuts, nil
 }
 
@@ -417,7 +417,7 @@ func (c *closing) documents(ctx context.Context, cuts []*document.Cut) error {
 		if err != nil {
 			return err
 		}
-		failpoint.Hit("close-computed")
+		failpoint.Hit("rater.computed")
 		bySeries := make(map[string][]computed)
 		for _, b := range bodies {
 			r := c.reports[b.cut.Tenant]
@@ -470,7 +470,7 @@ func (c *closing) issue(ctx context.Context, series string, bodies []computed) e
 		if err := c.closers[series].Commit(ctx, records); err != nil {
 			return err
 		}
-		failpoint.Hit("close-documents-committed")
+		failpoint.Hit("rater.documents_committed")
 		for _, d := range issued {
 			r := c.reports[d.Envelope.Tenant]
 			r.Status, r.Number, r.Head, r.Series = Issued, d.Envelope.Number, d.Head, series

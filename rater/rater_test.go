@@ -28,7 +28,10 @@ import (
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
 )
 
-func TestMain(m *testing.M) { engines.Main(m) }
+func TestMain(m *testing.M) {
+	runChild()
+	engines.Main(m)
+}
 
 const (
 	patience       = 90 * time.Second
@@ -40,6 +43,7 @@ type world struct {
 	testing.TB
 	kafka  kafka.Config
 	broker *engines.Kafka
+	ch     *engines.ClickHouse
 	conn   driver.Conn
 	client *kgo.Client
 	dir    *directory.Directory
@@ -50,7 +54,7 @@ func newWorld(t testing.TB, dir *directory.Directory) *world {
 	t.Helper()
 	broker, ch := engines.KafkaForTest(t, nil), engines.ClickHouseForTest(t)
 	w := &world{
-		TB: t, broker: broker, dir: dir, now: time.Date(2026, 8, 10, 0, 0, 0, 0, time.UTC),
+		TB: t, broker: broker, ch: ch, dir: dir, now: time.Date(2026, 8, 10, 0, 0, 0, 0, time.UTC),
 		kafka: kafka.Config{
 			Brokers: []string{broker.Addr}, SessionTimeout: 3 * time.Second, HeartbeatInterval: 200 * time.Millisecond,
 			RebalanceTimeout: 4 * time.Second, TransactionTimeout: 2 * time.Second,
@@ -183,16 +187,16 @@ func (w *world) documents() []*document.Document {
 	return out
 }
 
-func doc(t testing.TB, kind control.Kind, name string, version int, from string, spec any) control.Document {
-	t.Helper()
+// doc panics on what is no JSON or no time: both are constants of the tests.
+func doc(kind control.Kind, name string, version int, from string, spec any) control.Document {
 	text, err := json.Marshal(spec)
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
 	d := control.Document{Kind: kind, Name: name, Version: version, Spec: text}
 	if from != "" {
 		if d.EffectiveFrom, err = time.Parse(time.RFC3339, from); err != nil {
-			t.Fatal(err)
+			panic(err)
 		}
 	}
 	return d
@@ -210,23 +214,33 @@ var testBook = control.PriceBook{
 // controlPlane has n tenants tenant-00… in Asia/Tokyo with two days of grace.
 func controlPlane(t testing.TB, n int, more ...control.Document) *directory.Directory {
 	t.Helper()
-	docs := []control.Document{
-		doc(t, control.KindMetric, "calls", 1, "", control.Metric{Unit: "call", Aggregation: control.Sum}),
-		doc(t, control.KindMetric, "tokens", 1, "", control.Metric{Unit: "token", Aggregation: control.Sum}),
-		doc(t, control.KindMetric, "mystery", 1, "", control.Metric{Unit: "thing", Aggregation: control.Sum}),
-		doc(t, control.KindPriceBook, "standard", 1, "", testBook),
-		doc(t, control.KindSeries, "main", 1, "", control.Series{Prefix: "INV-", Digits: 6, Issuer: "Kanjo KK", RegistrationNumber: "T1234567890123"}),
-	}
-	for i := range n {
-		docs = append(docs, doc(t, control.KindTenant, tenantName(i), 1, "", control.Tenant{
-			DisplayName: fmt.Sprintf("Tenant %d", i), Zone: "Asia/Tokyo", Grace: control.Duration(48 * time.Hour), PriceBook: "standard", Series: "main",
-		}))
-	}
-	dir, err := directory.Build(int64(len(docs)), append(docs, more...))
+	dir, err := buildControlPlane(n, more...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+func buildControlPlane(n int, more ...control.Document) (*directory.Directory, error) {
+	docs := []control.Document{
+		doc(control.KindMetric, "calls", 1, "", control.Metric{Unit: "call", Aggregation: control.Sum}),
+		doc(control.KindMetric, "tokens", 1, "", control.Metric{Unit: "token", Aggregation: control.Sum}),
+		doc(control.KindMetric, "mystery", 1, "", control.Metric{Unit: "thing", Aggregation: control.Sum}),
+		doc(control.KindPriceBook, "standard", 1, "", testBook),
+		doc(control.KindSeries, "main", 1, "", control.Series{Prefix: "INV-", Digits: 6, Issuer: "Kanjo KK", RegistrationNumber: "T1234567890123"}),
+	}
+	for i := range n {
+		docs = append(docs, doc(control.KindTenant, tenantName(i), 1, "", testTenant("Asia/Tokyo", "standard")))
+	}
+	return buildDirectory(append(docs, more...))
+}
+
+func buildDirectory(docs []control.Document) (*directory.Directory, error) {
+	return directory.Build(int64(len(docs)), docs)
+}
+
+func testTenant(zone, book string) control.Tenant {
+	return control.Tenant{Zone: zone, Grace: control.Duration(48 * time.Hour), PriceBook: book, Series: "main"}
 }
 
 func tenantName(i int) string { return fmt.Sprintf("tenant-%02d", i) }

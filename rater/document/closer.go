@@ -8,6 +8,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/kanjo-dev/kanjo/internal/failpoint"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
@@ -84,6 +85,7 @@ func (c *Closer) Commit(ctx context.Context, records []Record) error {
 		}
 		return c.failed("write", err)
 	}
+	failpoint.Hit("rater.mid_transaction")
 	if err := c.client.EndTransaction(ctx, kgo.TryCommit); err != nil {
 		return c.failed("commit", err)
 	}
