@@ -180,7 +180,8 @@ func (g *Gateway) Run(ctx context.Context) (err error) {
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelDebug), // broken clients are not our errors
 	}
-	if g.cfg.CertFile != "" {
+	https := g.cfg.CertFile != ""
+	if https {
 		cert, err := tls.LoadX509KeyPair(g.cfg.CertFile, g.cfg.KeyFile)
 		if err != nil {
 			return errors.Join(fmt.Errorf("gateway: read the certificate: %w", err), l.Close())
@@ -192,13 +193,13 @@ func (g *Gateway) Run(ctx context.Context) (err error) {
 	wg.Go(func() { g.watch(watchCtx) })
 	served := make(chan error, 1)
 	wg.Go(func() {
-		if srv.TLSConfig != nil {
+		if https {
 			served <- srv.ServeTLS(l, "", "")
 		} else {
 			served <- srv.Serve(l)
 		}
 	})
-	g.log.Info("serving", "address", l.Addr().String(), "https", srv.TLSConfig != nil)
+	g.log.Info("serving", "address", l.Addr().String(), "https", https)
 	select {
 	case err = <-served:
 		err = fmt.Errorf("gateway: serve: %w", err)

@@ -165,9 +165,9 @@ func TestARefusedEventNamesReasonAndField(t *testing.T) {
 	check(appKey, event(`"id":"1"`, `"id":""`), 400, schemas.ReasonInvalidAttribute, "id")
 	check(appKey, event(`"id":"1"`, `"id":"1","id":"2"`), 400, schemas.ReasonDuplicateMember, "id")
 	check(appKey, event(`"specversion":"1.0"`, `"specversion":"0.3"`), 400, schemas.ReasonInvalidAttribute, "specversion")
-	check(appKey, event(`374`, `-374`), 400, schemas.ReasonInvalidQuantity, "data.measures[1].quantity")
-	check(appKey, event(`374`, `1e3`), 400, schemas.ReasonInvalidQuantity, "data.measures[1].quantity")
-	check(appKey, event(`374`, `3.5`), 400, schemas.ReasonInvalidQuantity, "quantity")
+	check(appKey, event(`:374`, `:-374`), 400, schemas.ReasonInvalidQuantity, "data.measures[1].quantity")
+	check(appKey, event(`:374`, `:1e3`), 400, schemas.ReasonInvalidQuantity, "data.measures[1].quantity")
+	check(appKey, event(`:374`, `:3.5`), 400, schemas.ReasonInvalidQuantity, "quantity")
 	check(appKey, event(`"type":"kanjo`, `"sampledrate":10,"type":"kanjo`), 400, schemas.ReasonSampled, "sampledrate")
 	check(appKey, event(`"tenant_id":"brooklyn",`, ``), 400, schemas.ReasonMissingTenant, "tenant_id")
 	check(appKey, event(`"time"`, `"atime"`), 400, schemas.ReasonMissingTime, "time")
@@ -342,7 +342,7 @@ func TestMediaTypesThatAreNotSupported(t *testing.T) {
 
 func TestABatchHasAResultForEachEventThatWasNotAccepted(t *testing.T) {
 	r := newRig(t, nil)
-	bad := strings.Replace(app("bad"), "374", "-1", 1)
+	bad := strings.Replace(app("bad"), ":374", ":-1", 1)
 	foreign := structured("/n8n/main", "foreign", "brooklyn")
 	a := r.post(appKey, typeBatch, "["+strings.Join([]string{app("1"), bad, app("2"), foreign, "7"}, ",")+"]")
 	if a.status != http.StatusMultiStatus || a.batch.Accepted != 2 || a.batch.Refused != 3 || len(a.batch.Results) != 3 {
@@ -367,7 +367,7 @@ func TestABatchHasAResultForEachEventThatWasNotAccepted(t *testing.T) {
 
 func TestABatchOfWhichNothingIsAcceptedIsAnError(t *testing.T) {
 	r := newRig(t, nil)
-	bad := strings.Replace(app("bad"), "374", "-1", 1)
+	bad := strings.Replace(app("bad"), ":374", ":-1", 1)
 	foreign := structured("/n8n/main", "foreign", "brooklyn")
 	check := func(status int, events ...string) {
 		t.Helper()
