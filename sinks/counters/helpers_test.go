@@ -37,7 +37,17 @@ func document(tb testing.TB, kind control.Kind, name string, version int, from t
 var testZones = []string{"Asia/Tokyo", "America/New_York", "Asia/Kathmandu", "Africa/Cairo", "UTC"}
 
 // testDirectory knows n tenants over the test zones, one metric of each aggregation, and a limit per user.
-func testDirectory(tb testing.TB, n int, more ...control.Document) *directory.Directory {
+func testDirectory(tb testing.TB, n int) *directory.Directory {
+	tb.Helper()
+	docs := testDocuments(tb, n)
+	dir, err := directory.Build(int64(len(docs)), docs)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return dir
+}
+
+func testDocuments(tb testing.TB, n int) []control.Document {
 	tb.Helper()
 	docs := []control.Document{
 		document(tb, control.KindMetric, "tokens", 1, time.Time{}, control.Metric{Unit: "token", Aggregation: control.Sum}),
@@ -52,11 +62,7 @@ func testDirectory(tb testing.TB, n int, more ...control.Document) *directory.Di
 	for i := range n {
 		docs = append(docs, document(tb, control.KindTenant, tenantName(i), 1, time.Time{}, control.Tenant{Zone: testZones[i%len(testZones)]}))
 	}
-	dir, err := directory.Build(int64(len(docs)+len(more)), append(docs, more...))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return dir
+	return docs
 }
 
 func tenantName(i int) string { return fmt.Sprintf("tenant-%05d", i) }
