@@ -10,7 +10,8 @@ COPY . .
 ARG VERSION=unknown
 RUN go build -trimpath -ldflags "-X main.version=${VERSION}" -o /kanjo ./cmd/kanjo
 
-FROM scratch
+# glibc is needed although the binary is pure Go: kanjo dev loads the ClickHouse engine at run time.
+FROM debian:bookworm-slim
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=build /kanjo /kanjo
 USER 65532:65532

@@ -20,16 +20,26 @@ type cli struct {
 	Globals
 	Version kong.VersionFlag `help:"Print the version."`
 
+	Dev  devCmd  `cmd:"" group:"try" help:"Run everything on this machine: broker, stores and every stage."`
+	Demo demoCmd `cmd:"" group:"try" help:"Run everything, replay an hour of real LLM traffic, close the month and compare."`
 	Load loadCmd `cmd:"" group:"try" help:"Send generated usage through the doors."`
+	Emit emitCmd `cmd:"" group:"try" help:"Send one usage event to the log."`
 
+	Gateway  gatewayCmd  `cmd:"" group:"stages" help:"The HTTP door."`
 	Enricher enricherCmd `cmd:"" group:"stages" help:"usage.raw to usage.valid or usage.rejected."`
 	Deduper  deduperCmd  `cmd:"" group:"stages" help:"usage.valid to usage.unique or usage.conflict, exactly once."`
 	Counters countersCmd `cmd:"" group:"stages" help:"usage.unique to the fast counters in Redis."`
 	Ledger   ledgerCmd   `cmd:"" group:"stages" help:"usage.unique and its side topics to the ledger in ClickHouse."`
 
-	Migrate migrateCmd `cmd:"" group:"operate" help:"Create the topics and bring the ledger's schema up to date."`
-	Apply   applyCmd   `cmd:"" group:"operate" help:"Check and publish control documents."`
-	Doctor  doctorCmd  `cmd:"" group:"operate" help:"Check every dependency and say what to do."`
+	Migrate  migrateCmd  `cmd:"" group:"operate" help:"Create the topics and bring the ledger's schema up to date."`
+	Apply    applyCmd    `cmd:"" group:"operate" help:"Check and publish control documents."`
+	Doctor   doctorCmd   `cmd:"" group:"operate" help:"Check every dependency and say what to do."`
+	Rejected rejectedCmd `cmd:"" group:"operate" help:"List, show and replay rejected records."`
+	Audit    auditCmd    `cmd:"" group:"operate" help:"Prove that the ledger holds what the log says."`
+
+	Usage usageCmd `cmd:"" group:"bill" help:"Show usage: counted now, recorded, billed."`
+	Close closeCmd `cmd:"" group:"bill" help:"Close a month: final invoices."`
+	// PEND	Invoice invoiceCmd `cmd:"" group:"bill" help:"Show, explain and verify documents."`
 }
 
 // Globals are the flags of every command.

@@ -85,7 +85,7 @@ func (c *loadCmd) Run(ctx context.Context, e *env) error {
 	s := workload.Sender{URL: c.GatewayURL, Key: key, HTTP: &http.Client{}, Kafka: cl, Partitions: partitions, Batch: 200, Parallel: 4, Rate: c.Rate}
 	bar := workload.NewBar(e.err, "sending", len(items))
 	if !c.JSON {
-		s.Progress = bar.Set
+		s.Progress = func(n int) { bar.Set(n, len(items)) }
 	}
 	start := time.Now()
 	sent, err := s.Send(ctx, items)

@@ -54,7 +54,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	var c cli
 	code := -1
 	parser, err := kong.New(&c, kong.Name("kanjo"), kong.Description("Meters usage, stops it at its limits, and bills it with proof."),
-		kong.UsageOnError(), kong.DefaultEnvars("KANJO"), kong.Vars{"version": version, "dedup_window": schemas.DedupWindow.String()}, kong.Writers(stdout, stderr),
+		kong.UsageOnError(), kong.DefaultEnvars("KANJO"), kong.Vars{"version": version, "dedup_window": schemas.DedupWindow.String(), "topic_raw": schemas.TopicRaw}, kong.Writers(stdout, stderr),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.Exit(func(n int) { code = n }),
 	)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kanjo-dev/kanjo/deduper"
 	"github.com/kanjo-dev/kanjo/enricher"
+	"github.com/kanjo-dev/kanjo/gateway"
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/ops"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
@@ -158,5 +159,38 @@ func (c *ledgerCmd) Run(ctx context.Context, e *env) error {
 	}
 	return c.run(ctx, e, "ledger", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
 		return ledger.New(ledger.Config{Kafka: kafka, ClickHouse: ch, Group: c.Group, BatchRows: c.BatchRows, BatchInterval: c.BatchInterval}, log, reg, health)
+	})
+}
+
+type gatewayCmd struct {
+	stageFlags
+	kafkaFlags
+	redisFlags
+	Listen   string `help:"Address of the door." default:":8080"`
+	CertFile string `help:"PEM certificate: speak HTTPS. Without it, stand behind something that does." type:"existingfile"`
+	KeyFile  string `help:"PEM key of the certificate." type:"existingfile"`
+}
+
+func (c *gatewayCmd) Run(ctx context.Context, e *env) error {
+	kafka, err1 := c.kafkaFlags.config("gateway")
+	redis, err2 := c.redisFlags.config()
+	if err := errors.Join(err1, err2); err != nil {
+		return exitError{exitUsage, err}
+	}
+	rdb, err := redis.NewClient()
+	if err != nil {
+		return exitError{exitUsage, err}
+	}
+	defer rdb.Close()
+	return c.run(ctx, e, "gateway", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+		follower, err := directory.NewFollower(kafka, log)
+		if err != nil {
+			return nil, err
+		}
+		door, err := gateway.New(gateway.Config{
+			Kafka: kafka, Control: follower, Usage: counters.NewReader(rdb, follower, counters.Grace{}),
+			Listen: c.Listen, CertFile: c.CertFile, KeyFile: c.KeyFile,
+		}, log, reg, health)
+		return following{door, follower}, err
 	})
 }

@@ -101,40 +101,56 @@ func (c Config) Options() ([]kgo.Opt, error) {
 	if c.ClientID != "" {
 		opts = append(opts, kgo.ClientID(c.ClientID))
 	}
-	if c.TLS {
-		conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName}
-		if c.CAFile != "" {
-			pem, err := os.ReadFile(c.CAFile)
-			if err != nil {
-				return nil, fmt.Errorf("kafka: read the CA file: %w", err)
-			}
-			conf.RootCAs = x509.NewCertPool()
-			if !conf.RootCAs.AppendCertsFromPEM(pem) {
-				return nil, fmt.Errorf("kafka: the CA file %s holds no PEM certificate", c.CAFile)
-			}
-		}
-		if c.CertFile != "" {
-			cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-			if err != nil {
-				return nil, fmt.Errorf("kafka: read the client certificate: %w", err)
-			}
-			conf.Certificates = []tls.Certificate{cert}
-		}
+	conf, err := c.TLSConfig()
+	if err != nil {
+		return nil, err
+	}
+	if conf != nil {
 		opts = append(opts, kgo.DialTLSConfig(conf))
 	}
-	var mechanism sasl.Mechanism
-	switch c.SASLMechanism {
-	case "PLAIN":
-		mechanism = plain.Auth{User: c.SASLUser, Pass: c.SASLPassword}.AsMechanism()
-	case "SCRAM-SHA-256":
-		mechanism = scram.Auth{User: c.SASLUser, Pass: c.SASLPassword}.AsSha256Mechanism()
-	case "SCRAM-SHA-512":
-		mechanism = scram.Auth{User: c.SASLUser, Pass: c.SASLPassword}.AsSha512Mechanism()
-	}
-	if mechanism != nil {
+	if mechanism := c.Mechanism(); mechanism != nil {
 		opts = append(opts, kgo.SASL(mechanism))
 	}
 	return opts, nil
+}
+
+// TLSConfig returns the client's TLS settings, nil when TLS is off.
+func (c Config) TLSConfig() (*tls.Config, error) {
+	if !c.TLS {
+		return nil, nil
+	}
+	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName}
+	if c.CAFile != "" {
+		pem, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("kafka: read the CA file: %w", err)
+		}
+		conf.RootCAs = x509.NewCertPool()
+		if !conf.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("kafka: the CA file %s holds no PEM certificate", c.CAFile)
+		}
+	}
+	if c.CertFile != "" {
+		cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("kafka: read the client certificate: %w", err)
+		}
+		conf.Certificates = []tls.Certificate{cert}
+	}
+	return conf, nil
+}
+
+// Mechanism returns the SASL mechanism, nil for none.
+func (c Config) Mechanism() sasl.Mechanism {
+	switch c.SASLMechanism {
+	case "PLAIN":
+		return plain.Auth{User: c.SASLUser, Pass: c.SASLPassword}.AsMechanism()
+	case "SCRAM-SHA-256":
+		return scram.Auth{User: c.SASLUser, Pass: c.SASLPassword}.AsSha256Mechanism()
+	case "SCRAM-SHA-512":
+		return scram.Auth{User: c.SASLUser, Pass: c.SASLPassword}.AsSha512Mechanism()
+	}
+	return nil
 }
 
 // NewClient returns a client with the shared options and then the stage's own.

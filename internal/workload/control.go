@@ -12,7 +12,7 @@ import (
 // The names in the control plane of demo and tests; those of examples/control, so that the same commands work with both.
 const (
 	SourceHTTP  = "/app/assistant" // speaks through the gateway with the demo key
-	SourceKafka = "/n8n/main" // writes usage.raw itself
+	SourceKafka = "/n8n/main"      // writes usage.raw itself
 	KeyID       = "app"
 	KeySecret   = "example-app-secret" // of an installation that lives on one machine for an hour
 )

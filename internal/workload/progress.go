@@ -3,6 +3,7 @@ package workload
 import (
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 )
@@ -16,20 +17,28 @@ type Bar struct {
 	total int
 	start time.Time
 	drawn time.Time
+	// On anything but a terminal the line is written once, when it is full.
+	terminal bool
 }
 
-// NewBar returns a bar for total steps.
+// NewBar returns a bar for total steps; 0 when their number is not known yet.
 func NewBar(w io.Writer, label string, total int) *Bar {
-	return &Bar{w: w, label: label, total: total, start: time.Now()}
+	b := &Bar{w: w, label: label, total: total, start: time.Now()}
+	if f, ok := w.(*os.File); ok {
+		info, err := f.Stat()
+		b.terminal = err == nil && info.Mode()&os.ModeCharDevice != 0
+	}
+	return b
 }
 
 const barWidth = 30
 
-// Set draws the bar at n steps, at most ten times a second.
-func (b *Bar) Set(n int) {
+// Set draws the bar at n of total steps, at most ten times a second.
+func (b *Bar) Set(n, total int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if n < b.total && time.Since(b.drawn) < 100*time.Millisecond {
+	b.total = total
+	if !b.terminal || n < b.total && time.Since(b.drawn) < 100*time.Millisecond {
 		return
 	}
 	b.drawn = time.Now()
@@ -56,5 +65,36 @@ func (b *Bar) draw(n int) {
 			line[i] = '█'
 		}
 	}
-	fmt.Fprintf(b.w, "\r%-22s %s %d/%d  %s ", b.label, string(line), n, b.total, time.Since(b.start).Round(100*time.Millisecond))
+	count := ""
+	if b.total > 0 {
+		count = fmt.Sprintf(" %d/%d", n, b.total)
+	}
+	fmt.Fprintf(b.w, "\r%-22s %s%s  %s ", b.label, string(line), count, time.Since(b.start).Round(100*time.Millisecond))
+}
+
+// Steps shows work of several steps, a bar each. It is for one goroutine.
+type Steps struct {
+	w           io.Writer
+	label, step string
+	bar         *Bar
+}
+
+// NewSteps returns steps whose bars are labelled with the work and the step.
+func NewSteps(w io.Writer, label string) *Steps { return &Steps{w: w, label: label} }
+
+// Set shows n of total in the step; another step than the last one begins a new bar.
+func (s *Steps) Set(step string, n, total int) {
+	if s.bar == nil || step != s.step {
+		s.End()
+		s.step, s.bar = step, NewBar(s.w, s.label+": "+step, total)
+	}
+	s.bar.Set(n, total)
+}
+
+// End completes the last bar.
+func (s *Steps) End() {
+	if s.bar != nil {
+		s.bar.Done()
+		s.bar = nil
+	}
 }

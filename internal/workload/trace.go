@@ -56,10 +56,10 @@ func parseTrace(csv []byte) ([]request, error) {
 
 // Trace returns the recorded hour of LLM requests as events of the tenants, drawn with the seed: tenants by a Zipf law, models
 // by a fixed mix, a part of the input as cache reads, and now and then audio. Each tenant's hour is moved so that its
-// middle is the end of the month before now in the tenant's zone: about half of the events fall in the closed month.
+// middle is the end of the month in the tenant's zone: about half of the events fall in the month.
 //
 // Every event counts one ai_request and its tokens; every eighth also a workflow run with audio seconds.
-func Trace(seed uint64, tenants []Tenant, now time.Time) ([]Event, error) {
+func Trace(seed uint64, tenants []Tenant, month calendar.YearMonth) ([]Event, error) {
 	requests, err := parseTrace(azureTrace)
 	if err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func Trace(seed uint64, tenants []Tenant, now time.Time) ([]Event, error) {
 	events := make([]Event, 0, len(requests))
 	for i, r := range requests {
 		tenant := tenants[draw()]
-		turn := calendar.Of(calendar.Month, now, tenant.Zone).Start
+		turn := calendar.MonthOf(month.Year, month.Month, tenant.Zone).End
 		e := Event{
 			ID: "run-" + strconv.Itoa(i/3) + ":llm:" + strconv.Itoa(i%3) + ":0", Type: "kanjo.usage.v1", Tenant: tenant.Name,
 			OccurredAt: turn.Add(r.after - middle),
@@ -96,6 +96,18 @@ func Trace(seed uint64, tenants []Tenant, now time.Time) ([]Event, error) {
 		events = append(events, e)
 	}
 	return events, nil
+}
+
+// LastMonth returns the newest month that has ended for every tenant.
+func LastMonth(tenants []Tenant, now time.Time) calendar.YearMonth {
+	var last calendar.YearMonth
+	for i, t := range tenants {
+		y, m, _ := now.In(t.Zone).Date()
+		if ym := (calendar.YearMonth{Year: y, Month: m}).Add(-1); i == 0 || ym.Before(last) {
+			last = ym
+		}
+	}
+	return last
 }
 
 // Synthetic returns n events that occur in order over [start, end), with the given number of measures each (1 to 6).

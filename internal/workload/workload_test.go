@@ -5,12 +5,14 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/kanjo-dev/kanjo/internal/calendar"
 )
 
-var now = time.Date(2026, 8, 9, 12, 0, 0, 0, time.UTC)
+var july = calendar.YearMonth{Year: 2026, Month: time.July}
 
 func TestTraceKeepsEveryTokenOfTheRecording(t *testing.T) {
-	events, err := Trace(1, Tenants(200), now)
+	events, err := Trace(1, Tenants(200), july)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +40,7 @@ func TestTraceKeepsEveryTokenOfTheRecording(t *testing.T) {
 
 func TestTraceLiesAcrossTheMonthEndOfEachZone(t *testing.T) {
 	tenants := Tenants(16)
-	events, err := Trace(1, tenants, now)
+	events, err := Trace(1, tenants, july)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +62,7 @@ func TestTraceLiesAcrossTheMonthEndOfEachZone(t *testing.T) {
 func TestStreamRepeatsFromItsSeed(t *testing.T) {
 	shape := Shape{Seed: 7, Copies: 50, Malformed: 10, SourceHTTP: "/app", SourceKafka: "/n8n"}
 	stream := func() []Item {
-		events, err := Trace(7, Tenants(20), now)
+		events, err := Trace(7, Tenants(20), july)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,5 +98,16 @@ func TestQuantityIsDecimalText(t *testing.T) {
 		if got := m.Quantity(); got != want {
 			t.Errorf("%+v is %s, want %s", m, got, want)
 		}
+	}
+}
+
+func TestLastMonthHasEndedForEveryTenant(t *testing.T) {
+	// In Tokyo it is December already, in New York still November.
+	now := time.Date(2026, 11, 30, 20, 0, 0, 0, time.UTC)
+	if got := LastMonth(Tenants(8), now).String(); got != "2026-10" {
+		t.Errorf("the last month that has ended everywhere is %s, want 2026-10", got)
+	}
+	if got := LastMonth(Tenants(1), now).String(); got != "2026-11" {
+		t.Errorf("the last month that has ended in Tokyo is %s, want 2026-11", got)
 	}
 }

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+	"github.com/shopspring/decimal"
+
+	"github.com/kanjo-dev/kanjo/internal/calendar"
+	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/internal/kafka"
+	"github.com/kanjo-dev/kanjo/internal/tally"
+	"github.com/kanjo-dev/kanjo/internal/workload"
+	"github.com/kanjo-dev/kanjo/rater"
+	"github.com/kanjo-dev/kanjo/sinks/counters"
+	"github.com/kanjo-dev/kanjo/sinks/ledger"
+)
+
+// ledgerFlags reach Kafka and the ledger.
+type ledgerFlags struct {
+	kafkaFlags
+	clickhouseFlags
+}
+
+// open returns connections to both, and the control plane as it stands. The schema is this version's, or open fails.
+func (f ledgerFlags) open(ctx context.Context, client string) (kafka.Config, driver.Conn, *directory.Directory, error) {
+	k, err1 := f.kafkaFlags.config(client)
+	ch, err2 := f.clickhouseFlags.config()
+	if err := errors.Join(err1, err2); err != nil {
+		return k, nil, nil, exitError{exitUsage, err}
+	}
+	conn, err := ch.Open(ctx)
+	if err != nil {
+		return k, nil, nil, err
+	}
+	if err := ledger.CheckSchema(ctx, conn); err != nil {
+		return k, nil, nil, errors.Join(err, conn.Close())
+	}
+	dir, err := directory.Load(ctx, k)
+	if err != nil {
+		return k, nil, nil, errors.Join(err, conn.Close())
+	}
+	return k, conn, dir, nil
+}
+
+type usageCmd struct {
+	ledgerFlags
+	redisFlags
+	Tenants []string `arg:"" optional:"" name:"tenant" help:"Tenants; all when none is named."`
+	Period  string   `help:"Month in the tenant's zone, 2026-07; the running one when empty."`
+	JSON    bool     `name:"json" help:"Print the rows as JSON."`
+}
+
+func (c *usageCmd) Run(ctx context.Context, e *env) error {
+	ym := calendar.YearMonth{Year: time.Now().UTC().Year(), Month: time.Now().UTC().Month()}
+	if c.Period != "" {
+		var err error
+		if ym, err = calendar.ParseYearMonth(c.Period); err != nil {
+			return exitError{exitUsage, err}
+		}
+	}
+	redis, err := c.redisFlags.config()
+	if err != nil {
+		return exitError{exitUsage, err}
+	}
+	k, conn, dir, err := c.open(ctx, "usage")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	rdb, err := redis.NewClient()
+	if err != nil {
+		return err
+	}
+	defer rdb.Close()
+	for _, t := range c.Tenants {
+		if len(dir.Zones(t)) == 0 {
+			return exitError{exitWrong, fmt.Errorf("tenant %q is not in the control plane (kanjo apply publishes tenants)", t)}
+		}
+	}
+	rows, err := tally.Gather(ctx, tally.Stores{
+		Kafka: k, Ledger: conn, Directory: dir, Counters: counters.NewReader(rdb, directory.Static(dir), counters.Grace{}),
+	}, ym, c.Tenants...)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(e.out, rows)
+	}
+	return printUsage(e.out, rows)
+}
+
+// printUsage prints the rows that hold anything, and says why a count is unknown once for each reason.
+func printUsage(w io.Writer, rows []tally.Row) error {
+	unknown := make(map[string]bool)
+	err := table(w, "TENANT\tMETRIC\tPERIOD\tCOUNTED\tRECORDED\tBILLED\tINVOICE", func(row func(string, ...any)) {
+		for _, r := range rows {
+			if r.Unknown != "" {
+				unknown[r.Unknown] = true
+			}
+			if (r.Counted == nil || r.Counted.IsZero()) && r.Recorded.IsZero() && (r.Billed == nil || r.Billed.IsZero()) {
+				continue
+			}
+			row("%s\t%s\t%s\t%s\t%s\t%s\t%s", r.Tenant, r.Metric, r.Period, amount(r.Counted, "?"), r.Recorded, amount(r.Billed, "-"), r.Invoice)
+		}
+	})
+	for reason := range unknown {
+		fmt.Fprintf(w, "? %s\n", reason)
+	}
+	return err
+}
+
+func amount(d *decimal.Decimal, none string) string {
+	if d == nil {
+		return none
+	}
+	return d.String()
+}
+
+type closeCmd struct {
+	ledgerFlags
+	Period     string   `required:"" help:"Month to close, 2026-07."`
+	Tenants    []string `name:"tenant" help:"Only these tenants."`
+	DryRun     bool     `help:"Compute drafts from what the ledger holds now; write nothing."`
+	AcceptHeld bool     `help:"Let documents become final although usage on them has no price; it is listed and not billed."`
+	JSON       bool     `name:"json" help:"Print the report as JSON, without progress."`
+}
+
+func (c *closeCmd) Run(ctx context.Context, e *env) error {
+	if _, err := calendar.ParseYearMonth(c.Period); err != nil {
+		return exitError{exitUsage, err}
+	}
+	k, conn, dir, err := c.open(ctx, "close")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	deps := rater.Deps{Kafka: k, ClickHouse: conn, Directory: dir, Log: slog.New(slog.DiscardHandler)}
+	show := workload.NewSteps(e.err, "close")
+	if !c.JSON {
+		deps.Progress = func(p rater.Progress) { show.Set(p.Step, p.Done, p.Total) }
+	}
+	report, err := rater.Close(ctx, deps, rater.Options{Period: c.Period, Tenants: c.Tenants, DryRun: c.DryRun, AcceptHeld: c.AcceptHeld})
+	show.End()
+	if report != nil {
+		err = errors.Join(c.print(e.out, report), err, report.Err())
+	}
+	return err
+}
+
+func (c *closeCmd) print(w io.Writer, report *rater.Report) error {
+	if c.JSON {
+		return printJSON(w, report)
+	}
+	err := table(w, "TENANT\tSTATUS\tNUMBER\tTOTAL\tEVENTS\tPERIOD (UTC)", func(row func(string, ...any)) {
+		for _, t := range report.Tenants {
+			status := string(t.Status)
+			if t.Status == rater.InGrace {
+				status += " until " + t.NotBefore.UTC().Format(time.RFC3339)
+			}
+			row("%s\t%s\t%s\t%s\t%d\t%s to %s", t.Tenant, status, t.Number, strings.TrimSpace(t.Total+" "+t.Currency), t.Events,
+				t.Start.UTC().Format("2006-01-02 15:04"), t.End.UTC().Format("2006-01-02 15:04"))
+		}
+	})
+	fmt.Fprintf(w, "%s: %d issued, %d already final, %d drafts, %d in grace, %d held, %d not billed\n", report.Period,
+		report.Count(rater.Issued), report.Count(rater.Already), report.Count(rater.Draft), report.Count(rater.InGrace),
+		report.Count(rater.Held), report.Count(rater.Unbilled))
+	return err
+}
+
+type auditCmd struct {
+	ledgerFlags
+	Full bool `help:"Prove everything again, also what was proved before."`
+	JSON bool `name:"json" help:"Print the report as JSON."`
+}
+
+func (c *auditCmd) Run(ctx context.Context, e *env) error {
+	k, conn, _, err := c.open(ctx, "audit")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	cl, err := k.NewClient()
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	until, err := ledger.Position(ctx, cl, ledger.DefaultGroup)
+	if err != nil {
+		return err
+	}
+	report, err := ledger.Audit(ctx, conn, ledger.AuditOptions{Until: until, Full: c.Full})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		err = printJSON(e.out, report)
+	} else {
+		err = printAudit(e.out, report)
+	}
+	if loss := report.Err(); loss != nil {
+		return errors.Join(err, exitError{exitWrong, loss})
+	}
+	return err
+}
+
+func printAudit(w io.Writer, report *ledger.Report) error {
+	err := table(w, "PARTITION\tEPOCH\tPROVEN BELOW\tROWS\tWAITING\tLOSSES\tSURPLUSES", func(row func(string, ...any)) {
+		for _, p := range report.Partitions {
+			row("%d\t%d\t%d\t%d\t%d\t%d\t%d", p.Partition, p.Epoch, p.Proven, p.Rows, p.Waiting, len(p.Losses), len(p.Surpluses))
+		}
+	})
+	for _, p := range report.Partitions {
+		for _, l := range p.Losses {
+			fmt.Fprintf(w, "LOSS partition %d, offsets %d to %d: %d rows of %d; missing offsets %v\n", p.Partition, l.First, l.Last, l.Have.Rows, l.Want.Rows, l.Offsets)
+		}
+		for _, s := range p.Surpluses {
+			fmt.Fprintf(w, "surplus partition %d, offsets %d to %d: %d rows, the log has %d; offsets %v\n", p.Partition, s.First, s.Last, s.Have.Rows, s.Want.Rows, s.Offsets)
+		}
+	}
+	if report.Superseded > 0 {
+		fmt.Fprintf(w, "%d copies of identities that stand lower in the log; they count nowhere\n", report.Superseded)
+	}
+	return err
+}

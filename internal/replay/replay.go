@@ -1,0 +1,110 @@
+// Package replay sends a rejected record again through the door that it came by, after what was wrong has been mended.
+//
+// The identity is kept, so replaying twice counts once. A grant lets the time of an old or early event stand although its
+// source is not trusted with it. Such an event may be older than what the deduper remembers, so the ledger is asked first
+// whether the identity stands already.
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/kanjo-dev/kanjo/internal/kafka"
+	"github.com/kanjo-dev/kanjo/schemas"
+	"github.com/kanjo-dev/kanjo/sinks/ledger"
+)
+
+// Options say how to replay.
+type Options struct {
+	// Value, when not nil, takes the place of the record's value: the event, mended.
+	Value []byte
+	// Grant is why the event's time stands beyond its source's trust. It is only for records that were rejected for their time: those
+	// have passed the check of their door, which a grant leaves out.
+	Grant string
+}
+
+// ErrStands is matched when the event is in the ledger already.
+var ErrStands = errors.New("the event stands in the ledger already")
+
+// Record returns the raw record that replays r, without its partition.
+func Record(r *ledger.Rejected, opts Options) (*kgo.Record, error) {
+	rec := &kgo.Record{Topic: r.Origin.Topic, Key: r.Key, Value: r.Value}
+	if opts.Value != nil {
+		rec.Value = opts.Value
+	}
+	if opts.Grant != "" {
+		if r.Reason != schemas.ReasonTooOld && r.Reason != schemas.ReasonInFuture {
+			return nil, fmt.Errorf("record %s was rejected as %s: a grant is only for %s and %s", r.Origin, r.Reason, schemas.ReasonTooOld, schemas.ReasonInFuture)
+		}
+		rec.Topic = schemas.TopicRaw // only there does the enricher honour a grant
+	}
+	for _, h := range original(r.Headers) {
+		if h.Key == schemas.HeaderReplay || opts.Grant != "" && h.Key == schemas.HeaderDoor {
+			continue
+		}
+		rec.Headers = append(rec.Headers, kgo.RecordHeader(h))
+	}
+	if opts.Grant != "" {
+		rec.Headers = append(rec.Headers, kgo.RecordHeader{Key: schemas.HeaderReplay, Value: []byte(opts.Grant)})
+	}
+	return rec, nil
+}
+
+// original drops the reject headers, which stand behind the record's own: the last of each name is ours.
+func original(headers []schemas.Header) []schemas.Header {
+	ours := map[string]bool{
+		schemas.HeaderRejectReason: true, schemas.HeaderRejectDetail: true, schemas.HeaderRejectOrigin: true, schemas.HeaderRejectIngestedAt: true,
+	}
+	end := len(headers)
+	for end > 0 && ours[headers[end-1].Key] {
+		delete(ours, headers[end-1].Key)
+		end--
+	}
+	return headers[:end]
+}
+
+// Send replays the record that was rejected at the origin and returns where it went. When a grant is given and the identity stands in the
+// ledger, nothing is sent and the error matches ErrStands.
+func Send(ctx context.Context, cfg kafka.Config, conn driver.Conn, origin schemas.Origin, opts Options) (schemas.Origin, error) {
+	var none schemas.Origin
+	r, err := ledger.ShowRejected(ctx, conn, origin)
+	if err != nil {
+		return none, err
+	}
+	rec, err := Record(r, opts)
+	if err != nil {
+		return none, err
+	}
+	if opts.Grant != "" {
+		var in schemas.Input
+		if err := schemas.ParseKafka(rec.Headers, rec.Value, &in); err != nil {
+			return none, fmt.Errorf("record %s would be rejected again: %w", origin, err)
+		}
+		stands, err := ledger.HasEvent(ctx, conn, schemas.KeyOf(in.Source, in.ID))
+		if err != nil {
+			return none, err
+		}
+		if stands {
+			return none, fmt.Errorf("event %q of source %q: %w", in.ID, in.Source, ErrStands)
+		}
+	}
+	cl, err := cfg.NewClient(kgo.RequiredAcks(kgo.AllISRAcks()), kgo.ProducerBatchMaxBytes(schemas.MaxRawBytes))
+	if err != nil {
+		return none, err
+	}
+	defer cl.Close()
+	partitions, err := kafka.PartitionCount(ctx, cl, rec.Topic)
+	if err != nil {
+		return none, err
+	}
+	// The partition of a raw record carries no meaning; the origin's keeps replays of one producer together.
+	rec.Partition = origin.Partition % partitions
+	if err := cl.ProduceSync(ctx, rec).FirstErr(); err != nil {
+		return none, fmt.Errorf("produce the replay of %s to %s: %w", origin, rec.Topic, err)
+	}
+	return schemas.Origin{Topic: rec.Topic, Partition: rec.Partition, Offset: rec.Offset}, nil
+}

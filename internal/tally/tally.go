@@ -1,0 +1,202 @@
+// Package tally puts side by side what each store says of the same usage: the fast counters, the ledger and the documents.
+package tally
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+	"github.com/shopspring/decimal"
+
+	"github.com/kanjo-dev/kanjo/internal/calendar"
+	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/internal/kafka"
+	"github.com/kanjo-dev/kanjo/rater/document"
+	"github.com/kanjo-dev/kanjo/schemas/control"
+	"github.com/kanjo-dev/kanjo/sinks/counters"
+	"github.com/kanjo-dev/kanjo/sinks/ledger"
+)
+
+// Row is one tenant's usage of one metric in one period, in the metric's unit, as each store has it.
+type Row struct {
+	Tenant string    `json:"tenant"`
+	Metric string    `json:"metric"`
+	Period string    `json:"period"` // 2026-07
+	Start  time.Time `json:"start"`
+	End    time.Time `json:"end"`
+	// Counted is nil when the counters cannot count, and then Unknown says why. Counters of expired windows are unknown.
+	Counted *decimal.Decimal `json:"counted"`
+	Unknown string           `json:"unknown,omitempty"`
+	// Recorded is what was reported, before cancel and amend events.
+	Recorded decimal.Decimal `json:"recorded"`
+	// Billed is nil when the period has no invoice yet. Usage that is billed by another unit, or not at all, is not in it.
+	Billed *decimal.Decimal `json:"billed"`
+	// Invoice is the number of the document.
+	Invoice string `json:"invoice,omitempty"`
+}
+
+// Differs reports whether two stores that both know disagree.
+func (r Row) Differs() bool {
+	return r.Counted != nil && !r.Counted.Equal(r.Recorded) || r.Billed != nil && !r.Billed.Equal(r.Recorded)
+}
+
+// Stores is where to look. Counters may be nil: then nothing is counted.
+type Stores struct {
+	Kafka     kafka.Config
+	Ledger    driver.Conn
+	Counters  *counters.Reader
+	Directory *directory.Directory
+}
+
+// Gather returns a row for each metric that any store knows of the tenants in the period, sorted by tenant and metric. No
+// tenant named means all.
+func Gather(ctx context.Context, s Stores, ym calendar.YearMonth, tenants ...string) ([]Row, error) {
+	if len(tenants) == 0 {
+		tenants = s.Directory.Names(control.KindTenant, time.Now())
+	}
+	rows := make(map[[2]string]*Row)
+	periods := make(map[string]calendar.Period, len(tenants))
+	row := func(tenant, metric string) *Row {
+		k := [2]string{tenant, metric}
+		if rows[k] == nil {
+			p := periods[tenant]
+			rows[k] = &Row{Tenant: tenant, Metric: metric, Period: ym.String(), Start: p.Start, End: p.End}
+		}
+		return rows[k]
+	}
+	byBounds := make(map[calendar.Interval]bool)
+	for _, t := range tenants {
+		p, err := s.Directory.Period(t, ym)
+		if err != nil {
+			return nil, err
+		}
+		periods[t] = p
+		byBounds[p.Interval] = true
+	}
+	// One query for each pair of bounds: tenants of one zone share them.
+	for bounds := range byBounds {
+		totals, err := ledger.Totals(ctx, s.Ledger, ledger.TotalsQuery{From: bounds.Start, To: bounds.End})
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range totals {
+			if p, ok := periods[t.Tenant]; ok && p.Interval == bounds {
+				row(t.Tenant, t.Metric).Recorded = t.Quantity
+			}
+		}
+	}
+	if err := s.counted(ctx, periods, row); err != nil {
+		return nil, err
+	}
+	if err := s.billed(ctx, ym, periods, rows, row); err != nil {
+		return nil, err
+	}
+	out := make([]Row, 0, len(rows))
+	for _, r := range rows {
+		out = append(out, *r)
+	}
+	slices.SortFunc(out, func(a, b Row) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Metric, b.Metric))
+	})
+	return out, nil
+}
+
+func (s Stores) counted(ctx context.Context, periods map[string]calendar.Period, row func(tenant, metric string) *Row) error {
+	if s.Counters == nil {
+		return nil
+	}
+	for tenant, p := range periods {
+		u, err := s.Counters.Usage(ctx, tenant, p.End.Add(-1))
+		if err != nil {
+			if !errors.Is(err, counters.ErrCannotCount) {
+				return err
+			}
+			for _, m := range s.Directory.Names(control.KindMetric, time.Now()) {
+				row(tenant, m).Unknown = err.Error()
+			}
+			continue
+		}
+		for _, m := range u.Metrics {
+			i := slices.IndexFunc(m.Counts, func(c counters.Count) bool { return c.ID.Kind == counters.Month })
+			if i < 0 {
+				continue
+			}
+			r := row(tenant, m.Metric)
+			if !m.Counts[i].Whole {
+				r.Unknown = "the counters do not reach back over the whole of this period"
+				continue
+			}
+			n := decimal.New(m.Counts[i].Used, -s.scale(m.Metric))
+			r.Counted = &n
+		}
+	}
+	return nil
+}
+
+func (s Stores) scale(metric string) int32 {
+	if m, ok := s.Directory.Metric(metric, time.Now()); ok {
+		return int32(m.Scale)
+	}
+	return 0
+}
+
+// unbilled reports whether the tenant's price book says that the metric is not billed.
+func (s Stores) unbilled(tenant, metric string, at time.Time) bool {
+	t, ok := s.Directory.Tenant(tenant, at)
+	if !ok {
+		return false
+	}
+	book, ok := s.Directory.PriceBook(t.PriceBook, at)
+	return ok && slices.Contains(book.Unbilled, metric)
+}
+
+func (s Stores) billed(ctx context.Context, ym calendar.YearMonth, periods map[string]calendar.Period, rows map[[2]string]*Row, row func(tenant, metric string) *Row) error {
+	issued := make(map[string]string)
+	sums := make(map[[2]string]decimal.Decimal)
+	err := document.Read(ctx, s.Kafka, make(map[int32]int64), func(_ *document.Cut, d *document.Document) error {
+		if d == nil || d.Envelope.Period != ym.String() {
+			return nil
+		}
+		if _, ok := periods[d.Envelope.Tenant]; !ok {
+			return nil
+		}
+		var body document.Body
+		if err := json.Unmarshal(d.Body, &body); err != nil {
+			return fmt.Errorf("document %s: %w", d.Envelope.Number, err)
+		}
+		issued[d.Envelope.Tenant] = d.Envelope.Number
+		for _, l := range body.Lines {
+			if l.Metric == "" || l.Quantity == "" {
+				continue // a flat fee, a minimum
+			}
+			q, err := decimal.NewFromString(l.Quantity)
+			if err != nil {
+				return fmt.Errorf("document %s line %s: quantity: %w", d.Envelope.Number, l.Key, err)
+			}
+			k := [2]string{d.Envelope.Tenant, l.Metric}
+			sums[k] = sums[k].Add(q)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for k, sum := range sums {
+		row(k[0], k[1]).Billed = &sum
+	}
+	for k, r := range rows {
+		if number, ok := issued[k[0]]; ok {
+			r.Invoice = number
+			if r.Billed == nil && !s.unbilled(k[0], k[1], periods[k[0]].End.Add(-1)) {
+				zero := decimal.Zero
+				r.Billed = &zero
+			}
+		}
+	}
+	return nil
+}
