@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -27,8 +28,9 @@ type batch struct {
 
 	polledAt time.Time
 	oldest   time.Time // the smallest IngestedAt
-	rejects  map[schemas.Reason]int
 	accepted int
+	rejects  map[schemas.Reason]int
+	kept     []*kgo.Record // the raw records of rejects, which the outputs share memory with
 
 	mu      sync.Mutex
 	pending int            // outputs that are not acknowledged
@@ -43,8 +45,11 @@ type failedOutput struct {
 
 // part is the run of one partition's records inside a batch.
 type part struct {
-	records []*kgo.Record
-	first   int // index of its first output
+	topic     string
+	partition int32
+	next      kgo.EpochOffset // the position behind its records
+	records   []*kgo.Record   // valid until enrich returns, those of rejects until the batch is settled
+	first     int             // index of its first output
 	// undecided holds the positions in records of what a newer directory might accept, ascending.
 	undecided []int
 }
@@ -53,6 +58,17 @@ type part struct {
 type arena struct {
 	bytes   []byte
 	headers []kgo.RecordHeader
+}
+
+// reserve makes room for the outputs of records, so that appending does not copy what stands there already. The usual
+// output has some 300 bytes beyond its input's value, and nine headers at most.
+func (a *arena) reserve(records []*kgo.Record) {
+	size := 0
+	for _, r := range records {
+		size += len(r.Value) + 400
+	}
+	a.bytes = slices.Grow(a.bytes, size)
+	a.headers = slices.Grow(a.headers, 7*len(records))
 }
 
 // worker does the pure step. It serves one goroutine.
@@ -170,7 +186,15 @@ func (b *batch) fill(fetches kgo.Fetches, workers int) (n int) {
 		if first := p.Records[0].Timestamp; b.oldest.IsZero() || first.Before(b.oldest) {
 			b.oldest = first
 		}
-		b.parts = append(b.parts, part{records: p.Records, first: n})
+		last := p.Records[len(p.Records)-1]
+		var undecided []int
+		if len(b.parts) < cap(b.parts) {
+			undecided = b.parts[:len(b.parts)+1][len(b.parts)].undecided[:0]
+		}
+		b.parts = append(b.parts, part{
+			topic: p.Topic, partition: p.Partition, next: kgo.EpochOffset{Epoch: last.LeaderEpoch, Offset: last.Offset + 1},
+			records: p.Records, first: n, undecided: undecided,
+		})
 		n += len(p.Records)
 	})
 	if cap(b.outputs) < n {
@@ -187,11 +211,13 @@ func (b *batch) fill(fetches kgo.Fetches, workers int) (n int) {
 // at most. Its error is caughtUp's: nothing has been decided then, and the batch can be tried again.
 func (b *batch) enrich(ctx context.Context, workers []*worker, dir *directory.Directory, n counts, caughtUp func(context.Context) (*directory.Directory, error)) error {
 	clear(b.rejects)
+	b.kept = b.kept[:0]
 	for i := range b.arenas {
 		b.arenas[i].bytes, b.arenas[i].headers = b.arenas[i].bytes[:0], b.arenas[i].headers[:0]
 	}
 	undecided := b.each(workers, func(w *worker, a *arena, p *part) int {
 		p.undecided = p.undecided[:0]
+		a.reserve(p.records)
 		for i, r := range p.records {
 			dst := &b.outputs[p.first+i]
 			switch refusal, final := w.decide(r, dir, a, dst, n.valid); {
@@ -219,18 +245,36 @@ func (b *batch) enrich(ctx context.Context, workers []*worker, dir *directory.Di
 			return 0
 		})
 	}
-	rejected := 0
-	for _, n := range b.rejects {
-		rejected += n
+	b.accepted = len(b.outputs) - len(b.kept)
+	// An accepted event's output shares nothing with the raw record, whose memory the next fetch can have. A reject
+	// is the raw record's own bytes.
+	for _, p := range b.parts {
+		for i, r := range p.records {
+			if b.outputs[p.first+i].Topic == schemas.TopicValid {
+				r.Recycle()
+			}
+		}
 	}
-	b.accepted = len(b.outputs) - rejected
 	return nil
+}
+
+// forget gives up what the settled batch holds of the raw records.
+func (b *batch) forget() {
+	for _, r := range b.kept {
+		r.Recycle()
+	}
+	b.kept = b.kept[:0]
+	clear(b.outputs)
+	for i := range b.parts {
+		b.parts[i].records = nil
+	}
 }
 
 func (b *batch) reject(r *kgo.Record, refusal *schemas.Refusal, dst *kgo.Record, partitions int32) {
 	reject(r, refusal, dst, partitions)
 	b.mu.Lock()
 	b.rejects[refusal.Reason]++
+	b.kept = append(b.kept, r)
 	b.mu.Unlock()
 }
 
@@ -267,3 +311,35 @@ func (b *batch) each(workers []*worker, step func(*worker, *arena, *part) int) (
 	wg.Wait()
 	return sum
 }
+
+// recycling lets the client put fetched records where earlier ones stood. Its zero value is ready.
+type recycling struct{ bytes, records sync.Pool }
+
+// recycledBytesMax bounds a buffer that is kept for later: one huge batch must not hold its memory for ever.
+const recycledBytesMax = 8 << 20
+
+// GetDecompressBytes implements kgo.PoolDecompressBytes.
+func (p *recycling) GetDecompressBytes(compressed []byte, _ kgo.CompressionCodecType) []byte {
+	if b, ok := p.bytes.Get().(*[]byte); ok {
+		return *b
+	}
+	return make([]byte, 0, 4*len(compressed))
+}
+
+// PutDecompressBytes implements kgo.PoolDecompressBytes.
+func (p *recycling) PutDecompressBytes(b []byte) {
+	if cap(b) <= recycledBytesMax {
+		p.bytes.Put(&b)
+	}
+}
+
+// GetRecords implements kgo.PoolRecords.
+func (p *recycling) GetRecords(n int) []kgo.Record {
+	if r, ok := p.records.Get().(*[]kgo.Record); ok && cap(*r) >= n {
+		return *r
+	}
+	return make([]kgo.Record, 0, n)
+}
+
+// PutRecords implements kgo.PoolRecords.
+func (p *recycling) PutRecords(r []kgo.Record) { p.records.Put(&r) }

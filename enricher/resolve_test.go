@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kgo"
+
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/schemas/control"
@@ -231,5 +233,31 @@ func BenchmarkResolve(b *testing.B) {
 		if refusal := Resolve(&in, trustedMeta(), dir, &out); refusal != nil {
 			b.Fatal(refusal)
 		}
+	}
+}
+
+// BenchmarkBatch is the pure step without a broker: read, resolve and encode the records of one poll.
+func BenchmarkBatch(b *testing.B) {
+	for name, record := range map[string]func(int, string) *kgo.Record{"binary": binaryRecord, "structured": structuredRecord} {
+		b.Run(name, func(b *testing.B) {
+			const n = 5_000
+			p := kgo.FetchPartition{}
+			for i := range n {
+				r := record(i, ingested.Format(time.RFC3339))
+				r.Topic, r.Offset, r.Timestamp = schemas.TopicRaw, int64(i), ingested
+				p.Records = append(p.Records, r)
+			}
+			fetches := kgo.Fetches{{Topics: []kgo.FetchTopic{{Topic: schemas.TopicRaw, Partitions: []kgo.FetchPartition{p}}}}}
+			batch := &batch{rejects: make(map[schemas.Reason]int)}
+			workers, dir := []*worker{{}}, testDirectory(b)
+			b.ReportAllocs()
+			for b.Loop() {
+				batch.fill(fetches, 1)
+				if err := batch.enrich(b.Context(), workers, dir, counts{4, 4}, nil); err != nil || batch.accepted != n {
+					b.Fatal(err, batch.accepted, batch.rejects)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/event")
+		})
 	}
 }

@@ -180,7 +180,8 @@ func (s *Stage) Run(ctx context.Context) error {
 		kgo.ConsumeTopics(`^usage\.raw(\..+)?$`),
 		kgo.OnPartitionsAssigned(s.assigned),
 		kgo.OnPartitionsRevoked(s.revoked),
-		kgo.OnPartitionsLost(s.lost))
+		kgo.OnPartitionsLost(s.lost),
+		kgo.WithPools(new(recycling)))
 	cl, err := s.cfg.Kafka.NewClient(append(opts, s.cfg.options...)...)
 	if err != nil {
 		return fmt.Errorf("enricher: %w", err)
@@ -483,14 +484,13 @@ func (s *Stage) commitBehind(ctx context.Context, cl *kgo.Client) {
 				return
 			}
 			for _, p := range item.batch.parts {
-				last := p.records[len(p.records)-1]
-				if positions[last.Topic] == nil {
-					positions[last.Topic] = make(map[int32]kgo.EpochOffset)
+				if positions[p.topic] == nil {
+					positions[p.topic] = make(map[int32]kgo.EpochOffset)
 				}
-				positions[last.Topic][last.Partition] = kgo.EpochOffset{Epoch: last.LeaderEpoch, Offset: last.Offset + 1}
+				positions[p.topic][p.partition] = p.next
 			}
 			s.metrics.settled(item.batch)
-			clear(item.batch.outputs) // they hold on to the raw records' memory
+			item.batch.forget()
 			s.free <- item.batch
 			if due == nil {
 				due = time.After(commitEvery)

@@ -473,9 +473,17 @@ const hexDigits = "0123456789abcdef"
 // appendJSONString appends s as a JSON string. Text that is valid UTF-8 without control characters, quotes and backslashes
 // is copied as it is; invalid UTF-8 becomes U+FFFD, which the enricher has refused before.
 func appendJSONString(dst []byte, s string) []byte {
+	i := 0
+	for i < len(s) && plain[s[i]] {
+		i++
+	}
 	dst = append(dst, '"')
+	if i == len(s) {
+		dst = append(dst, s...)
+		return append(dst, '"')
+	}
 	start := 0
-	for i := 0; i < len(s); {
+	for i < len(s) {
 		c := s[i]
 		if c >= 0x20 && c != '"' && c != '\\' && c < utf8.RuneSelf {
 			i++

@@ -193,6 +193,15 @@ func TestDigestIsOfContentOnly(t *testing.T) {
 	}
 }
 
+// The digest is compared between records of different releases, so its bytes are fixed.
+func TestDigestIsTheSameInEveryRelease(t *testing.T) {
+	in := parse(t, structuredSample)
+	got := ContentDigest(in, []Measure{{"ai_request", 1, 0}, {"audio_seconds", 1250, 2}}, "t-0001")
+	if want := "8b1a3728d2fa2f4e4033854180fc516e"; got.String() != want {
+		t.Errorf("the digest is %s, want %s", got, want)
+	}
+}
+
 func TestOneEventInEveryModeIsTheSameInput(t *testing.T) {
 	var structured, binary, overHTTP Input
 	if err := ParseKafka[Header](nil, []byte(structuredSample), &structured); err != nil {
