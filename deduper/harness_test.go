@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 
 const partitions = 3
 
-// bench is a cluster with its topics, on which stages are started and stopped.
+// rig is a cluster with its topics, on which stages are started and stopped.
 type rig struct {
 	tb    testing.TB
 	cfg   kafka.Config
@@ -50,11 +51,37 @@ func newRig(tb testing.TB, addrs ...string) *rig {
 	}
 	tb.Cleanup(cl.Close)
 	r.cl = cl
-	if err := kafka.EnsureTopics(tb.Context(), cl, schemas.Topics(schemas.DedupWindow), partitions, 1); err != nil {
-		tb.Fatal(err)
-	}
+	r.ensure()
 	return r
 }
+
+// ensure makes the topics that are missing.
+func (r *rig) ensure() {
+	r.tb.Helper()
+	if err := kafka.EnsureTopics(r.tb.Context(), r.cl, schemas.Topics(schemas.DedupWindow), partitions, 1); err != nil {
+		r.tb.Fatal(err)
+	}
+}
+
+func (r *rig) adm() *kadm.Client { return kadm.NewClient(r.cl) }
+
+// put writes a record that no oracle knows.
+func (r *rig) put(rec *kgo.Record) {
+	r.tb.Helper()
+	if err := r.cl.ProduceSync(r.tb.Context(), rec).FirstErr(); err != nil {
+		r.tb.Fatal(err)
+	}
+}
+
+// grow gives every topic of the stage one more partition.
+func (r *rig) grow(tb testing.TB) {
+	tb.Helper()
+	if _, err := r.adm().CreatePartitions(tb.Context(), 1, schemas.TopicValid, schemas.TopicUnique, schemas.TopicConflict, schemas.TopicManifest); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func removeAll(dir string) error { return os.RemoveAll(dir) }
 
 // newFake starts an in-process cluster.
 func newFake(tb testing.TB, opts ...kfake.Opt) *kfake.Cluster {
@@ -251,7 +278,7 @@ func (r *rig) follow(enough func(*outcome) bool) *outcome {
 	return out
 }
 
-// last is an event that no test sends otherwise; it comes out after everything before it on its partition.
+// fence is an event for each partition that comes out after everything before it there.
 func (r *rig) fence() []*schemas.UsageEvent {
 	var out []*schemas.UsageEvent
 	for i := 0; len(out) < partitions; i++ {

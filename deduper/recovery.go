@@ -189,6 +189,7 @@ func (s *session) replay(ctx context.Context, p *partition, topicID [16]byte, fr
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		// The last records before the end may be markers or aborted: the markers show how far the reading has come.
 		kgo.KeepControlRecords(),
+		kgo.FetchMaxWait(200*time.Millisecond),
 		kgo.FetchMaxPartitionBytes(4<<20),
 		kgo.FetchMaxBytes(8<<20),
 	)

@@ -65,16 +65,16 @@ type session struct {
 	decoder schemas.Decoder
 	event   schemas.UsageEvent
 	free    []*transaction
+	// progressed says that a transaction was committed.
+	progressed bool
 
-	slots      chan struct{} // bounds the recoveries that run at once
-	recoveries sync.WaitGroup
+	slots chan struct{} // bounds the recoveries that run at once
 
 	mu        sync.Mutex // guards what callbacks and the monitor share with the main loop
 	events    []assignment
 	finished  bool               // a recovery is
 	interrupt context.CancelFunc // wakes the poll
 	held      []*partition       // what the monitor looks at
-	committed time.Time          // last commit, or last time there was nothing to do
 }
 
 // transaction is what is read, decided and written at one go.
@@ -109,9 +109,10 @@ func newPortion(partition int32) *portion {
 	return p
 }
 
-// session runs one session. Its error says why it ended; nil only when ctx has ended and everything was drained.
-func (st *Stage) session(ctx context.Context, dir *stateDir) (err error) {
-	s := &session{Stage: st, dir: dir, parts: make(map[int32]*partition), slots: make(chan struct{}, recoveriesMax), committed: time.Now()}
+// session runs one session. Its error says why it ended; nil only when ctx has ended and everything was drained. progressed says that a
+// transaction was committed.
+func (st *Stage) session(ctx context.Context, dir *stateDir) (progressed bool, err error) {
+	s := &session{Stage: st, dir: dir, parts: make(map[int32]*partition), slots: make(chan struct{}, recoveriesMax)}
 	// Draining outlives cancellation, but not for ever.
 	work, cancelWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancelWork()
@@ -123,7 +124,7 @@ func (st *Stage) session(ctx context.Context, dir *stateDir) (err error) {
 	sessionTimeout, heartbeat, rebalance, transactionTimeout := st.cfg.Kafka.Session()
 	opts, err := st.cfg.Kafka.Options()
 	if err != nil {
-		return err
+		return false, err
 	}
 	s.txn, err = kgo.NewGroupTransactSession(append(opts,
 		kgo.ConsumerGroup(st.cfg.Group),
@@ -131,6 +132,10 @@ func (st *Stage) session(ctx context.Context, dir *stateDir) (err error) {
 		// Only a partition without a position begins at the start; a position out of range is a gap, and an error.
 		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		// One fetch per broker is under way at a time: a partition that is resumed waits for the one that waits for others' records.
+		kgo.FetchMaxWait(200*time.Millisecond),
+		// A leader that moved is looked up at once: at the default of 5 s a short transaction would time out meanwhile.
+		kgo.MetadataMinAge(250*time.Millisecond),
 		kgo.SessionTimeout(sessionTimeout),
 		kgo.HeartbeatInterval(heartbeat),
 		kgo.RebalanceTimeout(rebalance),
@@ -148,7 +153,7 @@ func (st *Stage) session(ctx context.Context, dir *stateDir) (err error) {
 		kgo.OnPartitionsLost(func(_ context.Context, _ *kgo.Client, m map[string][]int32) { s.note(false, m) }),
 	)...)
 	if err != nil {
-		return fmt.Errorf("kafka: %w", err)
+		return false, fmt.Errorf("kafka: %w", err)
 	}
 	s.cl = s.txn.Client()
 	s.adm = kadm.NewClient(s.cl)
@@ -169,11 +174,12 @@ func (st *Stage) session(ctx context.Context, dir *stateDir) (err error) {
 
 	if err := s.start(ctx); err != nil {
 		if ctx.Err() != nil {
-			return nil
+			return false, nil
 		}
-		return err
+		return false, err
 	}
-	return s.loop(ctx, work)
+	err = s.loop(ctx, work)
+	return s.progressed, err
 }
 
 // start checks what must hold before anything is read.
@@ -591,9 +597,7 @@ func (s *session) applied(t *transaction) error {
 	s.metrics.transactions.WithLabelValues("committed").Inc()
 	s.metrics.txnRecords.Observe(float64(t.records))
 	s.metrics.txnSeconds.Observe(now.Sub(t.began).Seconds())
-	s.mu.Lock()
-	s.committed = now
-	s.mu.Unlock()
+	s.progressed = true
 	s.health.Set(checkKafka, nil)
 	return nil
 }

@@ -64,8 +64,7 @@ func (s *Stage) Run(ctx context.Context) error {
 	defer dir.close()
 	wait := time.Duration(0)
 	for {
-		began := time.Now()
-		err := s.session(ctx, dir)
+		progressed, err := s.session(ctx, dir)
 		if ctx.Err() != nil {
 			s.health.Set(checkKafka, errors.New("stopped"))
 			return err
@@ -74,7 +73,7 @@ func (s *Stage) Run(ctx context.Context) error {
 		if stopped, ok := errors.AsType[stopError](err); ok {
 			return stopped
 		}
-		if time.Since(began) > time.Minute {
+		if progressed {
 			wait = 0
 		}
 		wait = min(max(2*wait, 250*time.Millisecond), 5*time.Second)

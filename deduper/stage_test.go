@@ -9,8 +9,6 @@ import (
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
-func runChild() {}
-
 // stream is n records in which events come again, some of them with another content.
 func stream(seed uint64, n int) []*schemas.UsageEvent {
 	rnd := rand.New(rand.NewPCG(seed, 1))
