@@ -37,9 +37,9 @@ type cli struct {
 	Rejected rejectedCmd `cmd:"" group:"operate" help:"List, show and replay rejected records."`
 	Audit    auditCmd    `cmd:"" group:"operate" help:"Prove that the ledger holds what the log says."`
 
-	Usage usageCmd `cmd:"" group:"bill" help:"Show usage: counted now, recorded, billed."`
-	Close closeCmd `cmd:"" group:"bill" help:"Close a month: final invoices."`
-	// PEND	Invoice invoiceCmd `cmd:"" group:"bill" help:"Show, explain and verify documents."`
+	Usage   usageCmd   `cmd:"" group:"bill" help:"Show usage: counted now, recorded, billed."`
+	Close   closeCmd   `cmd:"" group:"bill" help:"Close a month: final invoices."`
+	Invoice invoiceCmd `cmd:"" group:"bill" help:"Show, explain and verify documents."`
 }
 
 // Globals are the flags of every command.
