@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/rater/money"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/schemas/control"
 )
@@ -425,15 +426,15 @@ func checkTogether(set Set, s *state, window time.Duration) Problems {
 // lint gives the findings of the price book's own rules their places. A finding begins with its path in the book, in
 // which the items' keys stand in brackets for people.
 func lint(e *entry, book *control.PriceBook, metrics func(string) (*control.Metric, bool)) Problems {
+	problems := currencies(e, book)
 	err := book.Lint(metrics)
 	if err == nil {
-		return nil
+		return problems
 	}
 	findings := []error{err}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		findings = joined.Unwrap()
 	}
-	var problems Problems
 	for _, f := range findings {
 		path, message, ok := strings.Cut(f.Error(), ": ")
 		if !ok {
@@ -444,7 +445,25 @@ func lint(e *entry, book *control.PriceBook, metrics func(string) (*control.Metr
 	return problems
 }
 
-var inBrackets = regexp.MustCompile(` \([^)]*\)`)
+// currencies checks that every currency is one that rating knows the exponent of. What has not the form of a code is for Lint to say.
+func currencies(e *entry, book *control.PriceBook) Problems {
+	var problems Problems
+	check := func(field, code string) {
+		if _, err := money.CurrencyOf(code); err != nil && currencyCode.MatchString(code) {
+			problems = append(problems, e.problem(field, "%v", err))
+		}
+	}
+	check("spec.currency", book.Currency)
+	for i, r := range book.Rates {
+		check(fmt.Sprintf("spec.exchange_rates[%d].from", i), r.From)
+	}
+	return problems
+}
+
+var (
+	inBrackets   = regexp.MustCompile(` \([^)]*\)`)
+	currencyCode = regexp.MustCompile(`^[A-Z]{3}$`)
+)
 
 // danglers finds what would still refer to a document that the set deletes.
 func danglers(set Set, s *state) Problems {

@@ -25,8 +25,9 @@ type Options struct {
 	// DedupWindow bounds the sources' trust in the past; zero means schemas.DedupWindow.
 	DedupWindow time.Duration
 	// FinalUntil returns the end of the tenant's last final period, the zero time when none is final. A document that changes
-	// what a tenant pays may not take effect before it. Nil means that no period is final.
-	FinalUntil func(tenant string) time.Time
+	// what a tenant pays may not take effect before it. It is asked only about effective times before Now. Nil means that
+	// no period is final to MakePlan; Apply reads kanjo.documents then.
+	FinalUntil func(tenant string) (time.Time, error)
 }
 
 // Action is what becomes of a document.
@@ -187,6 +188,9 @@ func makeStep(e *entry, s *state, opt Options) (Step, Problems) {
 		}
 	}
 	step.Versions = []control.Document{version(1, from, spec)}
+	if len(standing) == 0 {
+		return step, nil // nothing that is final can have relied on it
+	}
 	return step, checkFinal(e, s, opt, from)
 }
 
@@ -227,8 +231,8 @@ func zoneChange(e *entry, step Step, want, holds *control.Tenant, from time.Time
 
 // checkFinal refuses a change of what a tenant pays that would reach into a final period.
 func checkFinal(e *entry, s *state, opt Options, from time.Time) Problems {
-	if opt.FinalUntil == nil {
-		return nil
+	if opt.FinalUntil == nil || !from.Before(opt.Now) {
+		return nil // what is final lies in the past
 	}
 	var tenants []string
 	switch e.kind {
@@ -242,7 +246,11 @@ func checkFinal(e *entry, s *state, opt Options, from time.Time) Problems {
 		}
 	}
 	for _, tenant := range tenants {
-		if final := opt.FinalUntil(tenant); from.Before(final) {
+		final, err := opt.FinalUntil(tenant)
+		if err != nil {
+			return Problems{e.problem("effective_from", "lies in the past, and it cannot be found out which periods are final: %v", err)}
+		}
+		if from.Before(final) {
 			return Problems{e.problem("effective_from", "%s lies in a final period of tenant %s, which ends at %s: what is final never changes; choose a later time",
 				from.Format(time.RFC3339), tenant, final.UTC().Format(time.RFC3339))}
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
+	"github.com/kanjo-dev/kanjo/rater/document"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
@@ -88,9 +90,34 @@ func classify(err error) error {
 	return err
 }
 
+// FinalUntil returns an Options.FinalUntil that reads kanjo.documents when it is first asked. A period is final as soon as
+// its cut stands: the cut pins the versions that its documents are made with.
+func FinalUntil(ctx context.Context, cfg kafka.Config) func(tenant string) (time.Time, error) {
+	read := sync.OnceValues(func() (map[string]time.Time, error) {
+		archive, err := document.ReadArchive(ctx, cfg)
+		if err != nil {
+			return nil, err
+		}
+		until := make(map[string]time.Time)
+		for period, cut := range archive.Cuts {
+			if cut.End.After(until[period.Tenant]) {
+				until[period.Tenant] = cut.End
+			}
+		}
+		return until, nil
+	})
+	return func(tenant string) (time.Time, error) {
+		until, err := read()
+		return until[tenant], err
+	}
+}
+
 // Apply plans and publishes the set, and does both again when another apply came between, up to five times. The problems
 // of the set against the control plane as it stands are returned with an empty plan.
 func Apply(ctx context.Context, cfg kafka.Config, set Set, opt Options) (Plan, Problems, error) {
+	if opt.FinalUntil == nil {
+		opt.FinalUntil = FinalUntil(ctx, cfg)
+	}
 	for attempt := 1; ; attempt++ {
 		dir, err := directory.Load(ctx, cfg)
 		if err != nil {

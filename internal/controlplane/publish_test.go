@@ -17,6 +17,7 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
+	"github.com/kanjo-dev/kanjo/rater/document"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/schemas/control"
 )
@@ -217,4 +218,40 @@ func TestAFailedApplyIsSafeToRepeat(t *testing.T) {
 	check("the write is refused", kmsg.Produce, kerr.TopicAuthorizationFailed)
 	check("fenced while writing", kmsg.Produce, kerr.ProducerFenced)
 	check("the transactional id is refused", kmsg.InitProducerID, kerr.TransactionalIDAuthorizationFailed)
+}
+
+func TestApplyReadsWhichPeriodsAreFinal(t *testing.T) {
+	c, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, schemas.TopicControl), kfake.SeedTopics(16, schemas.TopicDocuments))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	cfg := kafka.Config{Brokers: c.ListenAddrs()}
+	if _, problems, err := Apply(deadline(t), cfg, example(t), Options{Now: august20}); err != nil || len(problems) > 0 {
+		t.Fatal(err, problems)
+	}
+	end := time.Date(2026, 7, 31, 15, 0, 0, 0, time.UTC)
+	cut := document.Cut{Record: "cut", Tenant: "aoyama", Period: "2026-07", Start: end.AddDate(0, -1, 0), End: end, Zone: "Asia/Tokyo", Series: "invoices"}
+	value, err := document.Canonical(cut)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl, err := cfg.NewClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	if err := cl.ProduceSync(deadline(t), &kgo.Record{Topic: schemas.TopicDocuments, Key: []byte(cut.RecordKey()), Value: value}).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	check := func(from time.Time, refused bool) {
+		t.Helper()
+		set, _ := ParseBytes("f", fmt.Appendf(nil, "kind: Tenant\nname: aoyama\neffective_from: %s\nspec: {zone: Asia/Tokyo, grace: 5h}\n", from.Format(time.RFC3339)))
+		_, problems, err := Apply(deadline(t), cfg, set, Options{Now: august20})
+		if err != nil || (len(problems) > 0) != refused {
+			t.Errorf("from %s: %v %v", from, problems, err)
+		}
+	}
+	check(end.Add(-time.Second), true)
+	check(end, false)
 }

@@ -191,11 +191,11 @@ func TestDeletionKeepsHistoryAndIsIdempotent(t *testing.T) {
 func TestNothingReachesIntoAFinalPeriod(t *testing.T) {
 	dir := standing(t)
 	final := time.Date(2026, 7, 31, 15, 0, 0, 0, time.UTC)
-	opt := Options{Now: august20, FinalUntil: func(tenant string) time.Time {
+	opt := Options{Now: august20, FinalUntil: func(tenant string) (time.Time, error) {
 		if tenant == "aoyama" {
-			return final
+			return final, nil
 		}
-		return time.Time{}
+		return time.Time{}, nil
 	}}
 	set, _ := ParseBytes("f", []byte(`
 kind: Tenant
