@@ -5,12 +5,14 @@
 package redis
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -138,5 +140,14 @@ func (c Config) NewClient() (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
+	silence()
 	return redis.NewUniversalClient(o), nil
 }
+
+// silence turns off go-redis's own log, which is one for the whole process and prints a line for each refused connection. The
+// same errors come back from the commands, and whoever sent those handles them.
+var silence = sync.OnceFunc(func() { redis.SetLogger(nowhere{}) })
+
+type nowhere struct{}
+
+func (nowhere) Printf(context.Context, string, ...any) {}

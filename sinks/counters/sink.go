@@ -92,7 +92,8 @@ type Stage struct {
 	// stale says why the position must be taken from Redis before anything else is read; empty when it need not.
 	stale string
 
-	wanted atomic.Bool // the group waits for AllowRebalance
+	wanted atomic.Bool   // the group waits for AllowRebalance
+	joined chan struct{} // closed when cl is set
 
 	// Only Run's goroutine touches these.
 	follower  *directory.Follower
@@ -126,7 +127,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.He
 	}
 	s := &Stage{
 		cfg: cfg.withDefaults(), log: log, metrics: newMetrics(reg), health: health,
-		owned: make(map[int32]*partition),
+		owned: make(map[int32]*partition), joined: make(chan struct{}),
 	}
 	for _, check := range []string{"kafka", "redis", "counters"} {
 		health.Set(check, errors.New("starting"))
@@ -177,6 +178,7 @@ func (s *Stage) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	close(s.joined)
 	err = s.loop(ctx)
 	s.drain(context.WithoutCancel(ctx), err == nil)
 	return err
@@ -186,6 +188,7 @@ func (s *Stage) Run(ctx context.Context) error {
 // Redis, so nothing is read from here. It asks for the positions once more: one that Run set between assigned and
 // now is about to be overwritten, one set from now on stands.
 func (s *Stage) fetched(_ context.Context, offsets map[string]map[int32]kgo.Offset) (map[string]map[int32]kgo.Offset, error) {
+	<-s.joined // the group may be faster than the return of NewClient
 	for topic, ps := range offsets {
 		s.cl.PauseFetchPartitions(map[string][]int32{topic: slices.Collect(maps.Keys(ps))})
 		for p := range ps {
