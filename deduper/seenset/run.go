@@ -97,7 +97,8 @@ func (w *runWriter) add(e *entry) error {
 	}
 	w.buf = append(w.buf, e.key[:]...)
 	w.buf = binary.LittleEndian.AppendUint64(w.buf, e.digest)
-	w.bloom.add(filterHash(&e.key))
+	p := probeOf(&e.key)
+	w.bloom.add(&p)
 	w.Entries++
 	if w.fill += entrySize; w.fill == pageNumberAt {
 		return w.endPage()
@@ -135,12 +136,12 @@ func (w *runWriter) finish() (*run, error) {
 	if err := w.write(); err != nil {
 		return nil, err
 	}
-	tail := make([]byte, 0, len(w.index)*8+len(w.bloom)*4+footerSize)
+	tail := make([]byte, 0, len(w.index)*8+len(w.bloom)*8+footerSize)
 	for _, v := range w.index {
 		tail = binary.LittleEndian.AppendUint64(tail, v)
 	}
 	for _, v := range w.bloom {
-		tail = binary.LittleEndian.AppendUint32(tail, v)
+		tail = binary.LittleEndian.AppendUint64(tail, v)
 	}
 	tail = binary.LittleEndian.AppendUint64(tail, runMagic)
 	tail = binary.LittleEndian.AppendUint64(tail, w.Number)
@@ -206,7 +207,7 @@ func (d *disk) openRun(m meta) (_ *run, err error) {
 	words := int64(binary.LittleEndian.Uint32(footer[40:]))
 	if binary.LittleEndian.Uint64(footer) != runMagic || binary.LittleEndian.Uint64(footer[8:]) != m.Number ||
 		int64(binary.LittleEndian.Uint64(footer[16:])) != m.Entries || int64(binary.LittleEndian.Uint64(footer[24:])) != m.Oldest ||
-		int64(binary.LittleEndian.Uint64(footer[32:])) != m.Newest || int64(len(body)) != m.pages()*8+words*4 || words%wordsPerBlock != 0 || words == 0 {
+		int64(binary.LittleEndian.Uint64(footer[32:])) != m.Newest || int64(len(body)) != m.pages()*8+words*8 || words%wordsPerBlock != 0 || words == 0 {
 		return nil, damaged("the footer does not agree with the state file")
 	}
 	r := &run{meta: m, file: file, size: info.Size(), index: make([]uint64, m.pages()), filter: make(filter, words)}
@@ -215,7 +216,7 @@ func (d *disk) openRun(m meta) (_ *run, err error) {
 	}
 	body = body[8*len(r.index):]
 	for i := range r.filter {
-		r.filter[i] = binary.LittleEndian.Uint32(body[4*i:])
+		r.filter[i] = binary.LittleEndian.Uint64(body[8*i:])
 	}
 	return r, nil
 }

@@ -145,9 +145,9 @@ func (s *Set) older(key *Key) (digest uint64, found bool, err error) {
 			return s.frozen.digests[slot], true, nil
 		}
 	}
-	h := filterHash(key)
+	p := probeOf(key)
 	for _, r := range s.runs {
-		if !r.filter.has(h) {
+		if !r.filter.has(&p) {
 			continue
 		}
 		digest, found, err = r.lookup(key, s.page)
@@ -260,8 +260,11 @@ func (s *Set) collect(wait bool) error {
 		return err
 	}
 	if flushing && s.flushing == nil {
-		s.frozen.clear()
-		s.spare, s.frozen = s.frozen, nil
+		if len(s.frozen.keys) <= 2*s.opts.MemoryKeys { // one that grew while the disk was slow is not kept
+			s.frozen.clear()
+			s.spare = s.frozen
+		}
+		s.frozen = nil
 	}
 	return take(&s.tidying, false)
 }
@@ -367,7 +370,7 @@ func (s *Set) mergeable() []*run {
 	classes := make(map[class][]*run)
 	for _, r := range s.runs {
 		c := class{span: r.Newest / width}
-		if c.span >= current-1 {
+		if c.span >= current {
 			for n := r.Entries / int64(s.opts.MemoryKeys); n > 0; n /= fan {
 				c.size++
 			}
@@ -375,7 +378,7 @@ func (s *Set) mergeable() []*run {
 		classes[c] = append(classes[c], r)
 	}
 	for c, runs := range classes {
-		if len(runs) < fan && (len(runs) < 2 || c.span >= current-1) {
+		if len(runs) < fan && (len(runs) < 2 || c.span >= current) {
 			continue
 		}
 		slices.SortFunc(runs, func(a, b *run) int { return cmp.Compare(a.Entries, b.Entries) })
@@ -418,7 +421,7 @@ func (s *Set) Stats() Stats {
 	for _, r := range s.runs {
 		st.Keys += r.Entries
 		st.DiskBytes += r.size
-		st.MemoryBytes += int64(len(r.filter))*4 + int64(len(r.index))*8
+		st.MemoryBytes += int64(len(r.filter))*8 + int64(len(r.index))*8
 	}
 	return st
 }
