@@ -229,6 +229,9 @@ func (v *verifier) recompute(ctx context.Context, bodies []verifiable) error {
 		if err != nil {
 			return err
 		}
+		if err := v.keys(ctx, batch, wanted); err != nil {
+			return err
+		}
 		for _, m := range made {
 			for _, b := range wanted[m.cut] {
 				v.report.Recomputed++
@@ -238,6 +241,30 @@ func (v *verifier) recompute(ctx context.Context, bodies []verifiable) error {
 			}
 		}
 		done += len(batch)
+	}
+	return nil
+}
+
+// keys checks that the rows of a batch have the keys of their source and id.
+func (v *verifier) keys(ctx context.Context, batch []*document.Cut, wanted map[*document.Cut][]verifiable) error {
+	ledger, err := v.open(ctx, batch[0].Log)
+	if err != nil {
+		return err
+	}
+	b := mediation.Batch{Start: batch[0].Start, End: batch[0].End}
+	for _, cut := range batch {
+		b.Tenants = append(b.Tenants, cut.Tenant)
+	}
+	forged, err := ledger.ForgedKeys(ctx, b)
+	if err != nil {
+		return err
+	}
+	for _, cut := range batch {
+		for _, d := range wanted[cut] {
+			if n := forged[cut.Tenant]; n > 0 {
+				v.found(FoundEventsChanged, d.number, "%d rows of its period have a source or id that is not the one of their key", n)
+			}
+		}
 	}
 	return nil
 }

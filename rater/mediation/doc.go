@@ -11,10 +11,12 @@
 // totals and one the digests; Go sees a row per total and a row per tenant, whatever the number of events.
 //
 // The digest of a tenant's events is SHA-256 over its rows in the order of their identity: for each row the event's 16-byte key and
-// the 32-byte SHA-256 of the row's text, sorted as bytes, joined. The text of a row is
+// the 32-byte SHA-256 of the row's bytes, sorted as bytes, joined. The bytes of a row are, in this order:
 //
-//	length ':' bytes of tenant, metric, source, id, correcting key in hexadecimal (empty for none); nanoseconds since 1970 ',' units ',' scale;
-//	length ':' bytes of each dimension's name and value in the order of the names
+//	the event's key; nanoseconds since 1970 and units, 8 bytes each, little endian; scale, 1 byte; metric; NUL;
+//	the key of the amend event that made the row, in hexadecimal, or nothing; NUL;
+//	the names of the dimensions, sorted, NUL between them; NUL NUL; their values in the same order, NUL between them
 //
-// The place in the log is no part of it: any order of delivery gives the same digest.
+// No name or value contains a NUL: the enricher refuses control characters. Source and id are covered by their key, which
+// ForgedKeys checks. The place in the log is no part of it: any order of delivery gives the same digest.
 package mediation

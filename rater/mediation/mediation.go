@@ -154,10 +154,7 @@ func (l *Ledger) Mediate(ctx context.Context, b Batch) (map[string]*Result, erro
 		return nil, nil
 	}
 	ctx = settings(ctx)
-	results := make(map[string]*Result, len(b.Tenants))
-	for _, t := range b.Tenants {
-		results[t] = &Result{Usage: make([][]rating.Usage, len(b.Splits)+1), SHA256: emptySHA256}
-	}
+	results := emptyResults(b)
 	q := &query{ledger: l, batch: b}
 	if err := q.corrections(ctx); err != nil {
 		return nil, err
@@ -186,6 +183,32 @@ func (l *Ledger) unchanged(ctx context.Context) error {
 	return err
 }
 
+// keyOf is schemas.KeyOf in SQL.
+const keyOf = `substring(SHA256(concat(reinterpretAsFixedString(byteSwap(toUInt32(length(source)))), source,
+	reinterpretAsFixedString(byteSwap(toUInt32(length(id)))), id)), 1, 16)`
+
+// ForgedKeys returns, by tenant, how many rows of the batch have an event key that is not that of their source and id. The digest covers the
+// key and not the two, so this is the other half of the proof that a row is what it was.
+func (l *Ledger) ForgedKeys(ctx context.Context, b Batch) (map[string]int64, error) {
+	q := &query{ledger: l, batch: b}
+	rows, err := l.conn.Query(settings(ctx), fmt.Sprintf("SELECT tenant, toInt64(count()) FROM usage_events WHERE %s AND %s AND %s AND event_key != %s GROUP BY tenant",
+		l.below(), q.tenants(), q.period(), keyOf))
+	if err != nil {
+		return nil, fmt.Errorf("check the events' keys: %w", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
+	out := make(map[string]int64)
+	for rows.Next() {
+		var tenant string
+		var n int64
+		if err := rows.Scan(&tenant, &n); err != nil {
+			return nil, fmt.Errorf("check the events' keys: %w", err)
+		}
+		out[tenant] = n
+	}
+	return out, rows.Err()
+}
+
 // CountRows returns how many rows are stored below a cut, repeated inserts included.
 func CountRows(ctx context.Context, conn driver.Conn, cut Cut) (uint64, error) {
 	l := Ledger{conn: conn, cut: cut}
@@ -194,6 +217,14 @@ func CountRows(ctx context.Context, conn driver.Conn, cut Cut) (uint64, error) {
 		return 0, fmt.Errorf("count the ledger's rows: %w", err)
 	}
 	return n, nil
+}
+
+func emptyResults(b Batch) map[string]*Result {
+	results := make(map[string]*Result, len(b.Tenants))
+	for _, t := range b.Tenants {
+		results[t] = &Result{Usage: make([][]rating.Usage, len(b.Splits)+1), SHA256: emptySHA256}
+	}
+	return results
 }
 
 // emptySHA256 is the digest of no rows.
@@ -409,17 +440,15 @@ func compareUsage(a, b rating.Usage) int {
 	})
 }
 
-// rowText is the text of a row that the digest covers; see the package's documentation.
-const rowText = `concat(
-	toString(length(tenant)), ':', tenant, toString(length(metric)), ':', metric, toString(length(source)), ':', source,
-	toString(length(id)), ':', id, toString(length(corrected_by)), ':', corrected_by,
-	toString(toUnixTimestamp64Nano(occurred_at)), ',', toString(units), ',', toString(scale), ';',
-	arrayStringConcat(arrayMap((k, v) -> concat(toString(length(k)), ':', k, toString(length(v)), ':', v),
-		mapKeys(mapSort(dimensions)), mapValues(mapSort(dimensions)))))`
+// rowBytes is what the digest covers of a row; see the package's documentation. It is made of the functions that the engine runs fastest:
+// text made by a lambda over each dimension took three times as long as the rest of mediation.
+const rowBytes = `concat(event_key, reinterpretAsFixedString(toUnixTimestamp64Nano(occurred_at)), reinterpretAsFixedString(units),
+	reinterpretAsFixedString(scale), metric, '\0', corrected_by, '\0',
+	arrayStringConcat(mapKeys(mapSort(dimensions)), '\0'), '\0\0', arrayStringConcat(mapValues(mapSort(dimensions)), '\0'))`
 
 func (q *query) digests(ctx context.Context, results map[string]*Result) error {
-	rows, err := q.ledger.conn.Query(ctx, fmt.Sprintf(`SELECT tenant, toInt64(uniqExact(event_key)), toInt64(count()),
-	lower(hex(SHA256(arrayStringConcat(arraySort(groupArray(concat(event_key, SHA256(%s)))))))) FROM (%s) GROUP BY tenant`, rowText, q.rows()))
+	rows, err := q.ledger.conn.Query(ctx, fmt.Sprintf(`SELECT tenant, toInt64(countIf(measure = 0)), toInt64(count()),
+	lower(hex(SHA256(arrayStringConcat(arraySort(groupArray(concat(event_key, SHA256(%s)))))))) FROM (%s) GROUP BY tenant`, rowBytes, q.rows()))
 	if err != nil {
 		return fmt.Errorf("digest the events: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"math/big"
@@ -336,13 +337,15 @@ func oracle(entries []entry, tenant string, b Batch) (totals map[string]*big.Int
 			}
 			totals[at].Add(totals[at], big.NewInt(m.Units))
 			var text strings.Builder
-			for _, s := range []string{tenant, m.Metric, e.event.Source, e.event.ID, by} {
-				fmt.Fprintf(&text, "%d:%s", len(s), s)
-			}
-			fmt.Fprintf(&text, "%d,%d,%d;", e.event.OccurredAt.UnixNano(), m.Units, m.Scale)
+			text.Write(ek[:])
+			text.Write(binary.LittleEndian.AppendUint64(nil, uint64(e.event.OccurredAt.UnixNano())))
+			text.Write(binary.LittleEndian.AppendUint64(nil, uint64(m.Units)))
+			text.WriteByte(m.Scale)
+			var names, values []string
 			for _, d := range e.event.Dimensions {
-				fmt.Fprintf(&text, "%d:%s%d:%s", len(d.Name), d.Name, len(d.Value), d.Value)
+				names, values = append(names, d.Name), append(values, d.Value)
 			}
+			text.WriteString(m.Metric + "\x00" + by + "\x00" + strings.Join(names, "\x00") + "\x00\x00" + strings.Join(values, "\x00"))
 			sum := sha256.Sum256([]byte(text.String()))
 			texts = append(texts, string(ek[:])+string(sum[:]))
 		}
@@ -403,6 +406,13 @@ func TestTotalsAndDigestEqualTheOracleForAnyLog(t *testing.T) {
 		}
 	}
 	b := batchOf(hostile...)
+	l, err := Open(t.Context(), conn, Cut{Epoch: 1, Offsets: cut})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if forged, err := l.ForgedKeys(t.Context(), b); err != nil || len(forged) > 0 {
+		t.Errorf("keys that are not those of their identity: %v, %v", forged, err)
+	}
 	for tenant, r := range mediate(t, conn, b, cut...) {
 		totals, events, rows, digest := oracle(below, tenant, b)
 		var want []string
