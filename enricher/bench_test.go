@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -41,16 +42,26 @@ func BenchmarkEnrich(b *testing.B) {
 
 const benchData = `{"tenant_id":"t-%04d","measures":[{"metric":"ai_request","quantity":"1"},{"metric":"input_tokens","quantity":"%d"},{"metric":"output_tokens","quantity":"%d"}],"dimensions":{"model":"gpt-4o","workflow":"wf-%03d"}}`
 
-func benchDataOf(i int) []byte {
-	return fmt.Appendf(nil, benchData, i%200, 200+i%4000, 10+i%900, i%50)
+// The records are as a provider's adapter sends them: keyed by the event key, with the provider's random request id, and
+// with quantities that follow no pattern, so that they compress as real ones do.
+func benchID(i int) (id string, data []byte) {
+	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+	rng := rand.New(rand.NewPCG(1, uint64(i)))
+	b := []byte("chatcmpl-")
+	for range 29 {
+		b = append(b, letters[rng.IntN(len(letters))])
+	}
+	return string(b), fmt.Appendf(nil, benchData, rng.IntN(200), rng.IntN(8_000), 1+rng.IntN(900), rng.IntN(50))
 }
 
 func binaryRecord(i int, at string) *kgo.Record {
+	id, data := benchID(i)
+	key := schemas.KeyOf("/trusted", id)
 	return &kgo.Record{
-		Value: benchDataOf(i),
+		Key: key[:], Value: data,
 		Headers: []kgo.RecordHeader{
 			{Key: "ce_specversion", Value: []byte("1.0")},
-			{Key: "ce_id", Value: fmt.Appendf(nil, "exec-%09d:node-7:0:0", i)},
+			{Key: "ce_id", Value: []byte(id)},
 			{Key: "ce_source", Value: []byte("/trusted")},
 			{Key: "ce_type", Value: []byte("kanjo.usage.v1")},
 			{Key: "ce_time", Value: []byte(at)},
@@ -60,9 +71,10 @@ func binaryRecord(i int, at string) *kgo.Record {
 }
 
 func structuredRecord(i int, at string) *kgo.Record {
-	return &kgo.Record{Value: fmt.Appendf(nil,
-		`{"specversion":"1.0","id":"exec-%09d:node-7:0:0","source":"/trusted","type":"kanjo.usage.v1","time":"%s","datacontenttype":"application/json","data":%s}`,
-		i, at, benchDataOf(i))}
+	id, data := benchID(i)
+	key := schemas.KeyOf("/trusted", id)
+	return &kgo.Record{Key: key[:], Value: fmt.Appendf(nil,
+		`{"specversion":"1.0","id":"%s","source":"/trusted","type":"kanjo.usage.v1","time":"%s","datacontenttype":"application/json","data":%s}`, id, at, data)}
 }
 
 func benchmarkEnrich(b *testing.B, record func(i int, at string) *kgo.Record) {

@@ -304,12 +304,14 @@ func (s *scanner) event(e *UsageEvent) {
 		s.want(`}`)
 	}
 	s.want(`,"digest":"`)
-	if len(s.b)-s.i < 2*len(e.Digest) {
+	if n := hex.EncodedLen(len(e.Digest)); len(s.b)-s.i < n {
 		s.fail("short digest")
-	} else if _, err := hex.Decode(e.Digest[:], s.b[s.i:s.i+2*len(e.Digest)]); err != nil {
+	} else if text := s.b[s.i : s.i+n]; bytes.ContainsAny(text, "ABCDEF") {
+		s.fail("the digest is not in lower case")
+	} else if _, err := hex.Decode(e.Digest[:], text); err != nil {
 		s.fail("the digest is not hexadecimal")
 	} else {
-		s.i += 2 * len(e.Digest)
+		s.i += n
 	}
 	s.want(`","rules":`)
 	e.RulesOffset = s.int(1<<63 - 1)
