@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/kanjo-dev/kanjo/internal/clickhouse"
+	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/schemas/control"
 )
@@ -106,10 +109,8 @@ func TestWhatStandsInTheLogStandsInTheLedger(t *testing.T) {
 		for n := 5000; n < 5280; n++ {
 			micros += int64(n)
 		}
-		if want := "1.4392"; cost != want || micros != 1439060 && cost == "" {
-			if want := formatMicros(micros); cost != want {
-				t.Errorf("cost %s, want %s", cost, want)
-			}
+		if want := formatMicros(micros); cost != want {
+			t.Errorf("cost %s, want %s", cost, want)
 		}
 	})
 	t.Run("the other topics stand in their tables", func(t *testing.T) { w.otherTopics(t) })
@@ -276,9 +277,7 @@ func TestTheAuditNamesAnInjectedLossAndAnInjectedDuplicate(t *testing.T) {
 	sink.stop()
 
 	// The log still has it: recorded again from the start, the loss is gone.
-	if _, err := kadm.NewClient(w.client).DeleteGroups(t.Context(), DefaultGroup); err != nil {
-		t.Fatal(err)
-	}
+	w.forget()
 	again := w.start(w.config())
 	w.recorded(w.ends(schemas.TopicUnique, schemas.TopicManifest)...)
 	again.stop()
@@ -382,9 +381,7 @@ func TestALogThatNoLongerHasWhatIsNeededIsRefused(t *testing.T) {
 		t.Errorf("trimmed log: %v", err)
 	}
 	// The group forgotten: the gap is no smaller.
-	if _, err := kadm.NewClient(w.client).DeleteGroups(t.Context(), DefaultGroup); err != nil {
-		t.Fatal(err)
-	}
+	w.forget()
 	if err := w.build(w.config()).Run(ctx); err == nil || !strings.Contains(err.Error(), "retention gap") {
 		t.Errorf("trimmed log without the group: %v", err)
 	}
@@ -405,5 +402,88 @@ func TestAForeignRecordStopsTheStage(t *testing.T) {
 	err := w.build(w.config()).Run(ctx)
 	if !errors.Is(err, schemas.ErrNotCanonical) || !strings.Contains(err.Error(), "usage.unique/1: offset 0") {
 		t.Errorf("a foreign record: %v", err)
+	}
+}
+
+func TestDocumentsAreInvoicesAndLines(t *testing.T) {
+	w := newWorld(t)
+	sink := w.start(w.config())
+	doc := `{"body":{"currency":"JPY","format":"kanjo.invoice.v1","lines":[` +
+		`{"amount":"1200","dimensions":{"model":"o'ne"},"events":3,"exact":"1200.4","item":"tokens","key":"k1","metric":"input_tokens","quantity":"9007199254740993","steps":[{"name":"unit","amount":"1200.4"}],"tax_class":"standard","tax_rate":"10"},` +
+		`{"amount":"800","exact":"800","item":"base","key":"k2","steps":[],"tax_class":"standard","tax_rate":"10"}],` +
+		`"manifest":{"events":3},"net":"2000","period":{"end":"2026-07-31T15:00:00Z","month":"2026-07","start":"2026-06-30T15:00:00Z","zone":"Asia/Tokyo"},"subtotal":"2000","tax":"200","total":"2200"},` +
+		`"envelope":{"body_sha256":"ab","issued_at":"2026-08-05T01:02:03.000000004Z","kind":"invoice","number":"INV-000001","period":"2026-07","sequence":1,"series":"jp","tenant":"t-0001"},"record":"document"}`
+	records := []*kgo.Record{
+		{Topic: schemas.TopicDocuments, Key: []byte("cut/t-0001/2026-07"), Value: []byte(`{"record":"cut","tenant":"t-0001"}`)},
+		{Topic: schemas.TopicDocuments, Key: []byte("document/INV-000001"), Value: []byte(doc)},
+	}
+	w.produce(records...)
+	w.recorded(records...)
+	sink.stop()
+	var n uint64
+	var number, total, start string
+	var issued int64
+	w.scan("SELECT count(), any(number), any(toString(total)), any(toString(period_start)), any(toUnixTimestamp64Nano(issued_at)) FROM invoices WHERE tenant = 't-0001'",
+		&n, &number, &total, &start, &issued)
+	if n != 1 || number != "INV-000001" || total != "2200" || start != "2026-06-30 15:00:00.000000000" || issued != 1785891723000000004 {
+		t.Errorf("invoices: %d, %s, %s, %s, %d", n, number, total, start, issued)
+	}
+	var lines string
+	w.scan("SELECT arrayStringConcat(groupArray(concat(toString(position), ' ', item, ' ', quantity, ' ', toString(amount), ' ', dimensions['model'])), '; ') FROM (SELECT * FROM invoice_lines ORDER BY position)", &lines)
+	if want := "1 tokens 9007199254740993 1200 o'ne; 2 base  800 "; lines != want {
+		t.Errorf("lines %q, want %q", lines, want)
+	}
+}
+
+func TestEveryStatementOfTheRolesParses(t *testing.T) {
+	conn, err := clickhouse.Config{Addr: engines.SharedClickHouse(t).Addr}.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	text, err := os.ReadFile("roles.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range statements(string(text)) {
+		if err := conn.Exec(t.Context(), "EXPLAIN AST "+s); err != nil {
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+}
+
+func TestEachViewSaysWhatItIsAndItsExampleRuns(t *testing.T) {
+	conn, err := clickhouse.Config{Addr: engines.SharedClickHouse(t).Addr}.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := Migrate(t.Context(), conn); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := conn.Query(t.Context(), "SELECT name, comment FROM system.tables WHERE database = currentDatabase() AND engine = 'View' ORDER BY name")
+	if err != nil {
+		t.Fatal(err)
+	}
+	comments := make(map[string]string)
+	for rows.Next() {
+		var name, comment string
+		if err := rows.Scan(&name, &comment); err != nil {
+			t.Fatal(err)
+		}
+		comments[name] = comment
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"usage", "usage_daily", "ai_cost_daily", "invoices", "invoice_lines", "rejected", "conflicts", "superseded", "audit_proven"} {
+		_, example, ok := strings.Cut(comments[name], "Example: ")
+		if !ok {
+			t.Errorf("view %s has no comment with an example: %q", name, comments[name])
+			continue
+		}
+		if err := conn.Exec(t.Context(), example); err != nil {
+			t.Errorf("view %s: %s: %v", name, example, err)
+		}
 	}
 }

@@ -101,10 +101,11 @@ type Stage struct {
 	client   *kgo.Client
 	inserter *inserter
 	logs     map[string]incarnation
-	failed   chan error // capacity 1; the first error that ends the stage
+	abort    context.CancelFunc // ends Run
 	started  sync.WaitGroup
 
 	mu        sync.Mutex // guards what follows; never held while waiting for a worker
+	failure   error      // the first error that ended the stage
 	workers   map[topicPartition]*worker
 	metadata  map[topicPartition]string // of the offsets fetched last
 	ill       map[topicPartition]error  // workers whose last insert failed
@@ -137,7 +138,6 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.He
 	health.Set(checkClickHouse, starting)
 	return &Stage{
 		cfg: cfg, log: log, metrics: newMetrics(reg), health: health, inserter: in,
-		failed:    make(chan error, 1),
 		workers:   make(map[topicPartition]*worker),
 		metadata:  make(map[topicPartition]string),
 		ill:       make(map[topicPartition]error),
@@ -149,8 +149,8 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.He
 // help before what the error names is put right.
 func (s *Stage) Run(ctx context.Context) error {
 	defer s.inserter.close()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	ctx, s.abort = context.WithCancel(ctx)
+	defer s.abort()
 	if err := s.prepare(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil // Asked to end before a dependency answered: nothing was begun.
@@ -185,28 +185,17 @@ func (s *Stage) Run(ctx context.Context) error {
 		defer close(pinging)
 		s.watchKafka(ctx)
 	}()
-	go func() {
-		select {
-		case err := <-s.failed:
-			cancel(err)
-		case <-ctx.Done():
-		}
-	}()
 	s.poll(ctx)
 	// In flow order: no more polling, then what was read is inserted and committed, then the group is left.
 	s.release(s.held(), s.cfg.DrainTimeout, true)
 	client.CloseAllowingRebalance()
+	// What a rebalance brought between the two.
+	s.release(s.held(), 0, false)
 	<-pinging
 	s.started.Wait()
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
-		return cause
-	}
-	select {
-	case err := <-s.failed: // while draining
-		return err
-	default:
-		return nil
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failure
 }
 
 // missingMax is how long a topic may be unknown before that is an error: brokers learn of a new topic one after the other.
@@ -302,12 +291,14 @@ func (s *Stage) fetchError(topic string, partition int32, err error) {
 	}
 }
 
-// fail ends the stage with err, unless it ends already.
+// fail ends the stage. The first error is what Run returns.
 func (s *Stage) fail(err error) {
-	select {
-	case s.failed <- err:
-	default:
+	s.mu.Lock()
+	if s.failure == nil {
+		s.failure = err
 	}
+	s.mu.Unlock()
+	s.abort()
 }
 
 // watchKafka tells the health what the brokers answer: a client that only fetches would stay silent about an outage.
