@@ -196,3 +196,23 @@ func ContentDigest(in *Input, measures []Measure, tenant string) Digest {
 func appendPart(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
+
+// CheckSource returns a *Refusal when no event could ever carry s as its source, so that it makes no sense to register it.
+func CheckSource(s string) error {
+	r := reading{in: new(Input)}
+	if r.text(ReasonInvalidAttribute, "source", []byte(s), valueText, MaxAttributeBytes) {
+		r.uriReference("source", s)
+	}
+	if r.refusal != nil {
+		return r.refusal
+	}
+	return nil
+}
+
+// CheckName returns a *Refusal when no event could ever carry s as the name of a tenant, a metric, a dimension or a reservation.
+func CheckName(s string) error {
+	if fault := textFault([]byte(s), valueText, MaxNameBytes); fault != "" {
+		return refuse(ReasonInvalidData, "", "the name %q %s", clip(s), fault)
+	}
+	return nil
+}

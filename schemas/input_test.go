@@ -335,3 +335,26 @@ func TestInternedStringsStayRightWhenTheTableOverflows(t *testing.T) {
 		t.Errorf("%d slots, at most %d", len(table.slots), internSlotsMax)
 	}
 }
+
+func TestWhatNoEventCanCarryIsNoNameAndNoSource(t *testing.T) {
+	for _, good := range []string{"t-0001", "日本", "a b", strings.Repeat("x", MaxNameBytes)} {
+		if err := CheckName(good); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, bad := range []string{"", " a", "a\u3000", "a\nb", "\xff", strings.Repeat("x", MaxNameBytes+1)} {
+		if CheckName(bad) == nil {
+			t.Errorf("%q passes as a name", bad)
+		}
+	}
+	for _, good := range []string{"/n8n/prod-1", "https://example.com/a?b=c#d", "urn:uuid:6e8bc430-9c3a-11d9-9669-0800200c9a66", "a"} {
+		if err := CheckSource(good); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, bad := range []string{"", "a b", "/日本", "HTTP://x", "%", ":", strings.Repeat("x", MaxAttributeBytes+1)} {
+		if CheckSource(bad) == nil {
+			t.Errorf("%q passes as a source", bad)
+		}
+	}
+}
