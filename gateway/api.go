@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"runtime/debug"
@@ -112,9 +113,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, rs []route, meth
 	if c.dir = g.cfg.Control.Current(); c.dir == nil {
 		return newProblem(http.StatusServiceUnavailable, codeNotLoaded, "").again(1)
 	}
-	var p *problem
-	if c.keyID, c.key, p = authenticate(c.dir, r.Header, c.now); p != nil {
-		w.Header().Set("WWW-Authenticate", `Bearer realm="kanjo"`)
+	if p := g.authenticate(c); p != nil {
 		return p
 	}
 	if !allowed(c.key, rs[i].permission) {
@@ -126,4 +125,27 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, rs []route, meth
 	}
 	defer g.budget.leaveKey(c.keyID)
 	return rs[i].handle(g, c)
+}
+
+// authenticate fills the call's key in. A key that an older state of the control plane refuses is asked for again in one that was
+// read to its end, since a key may be used the moment it was applied. That is done for a wrong secret as for an unknown id, so the
+// time that it takes tells nobody which ids exist; concurrent calls share their fetches, so guessing costs the broker little.
+func (g *Gateway) authenticate(c *call) (p *problem) {
+	if c.keyID, c.key, p = authenticate(c.dir, c.r.Header, c.now); p == nil {
+		return nil
+	}
+	if _, _, given := credential(c.r.Header); given {
+		ctx, cancel := context.WithTimeout(c.r.Context(), g.cfg.ReadTimeout)
+		defer cancel()
+		dir, err := g.cfg.Control.CaughtUp(ctx)
+		if err != nil {
+			return newProblem(http.StatusServiceUnavailable, codeNotLoaded, "the control plane cannot be read to its end, so no key can be called unknown").again(1)
+		}
+		c.dir = dir
+		if c.keyID, c.key, p = authenticate(dir, c.r.Header, c.now); p == nil {
+			return nil
+		}
+	}
+	c.w.Header().Set("WWW-Authenticate", `Bearer realm="kanjo"`)
+	return p
 }

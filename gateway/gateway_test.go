@@ -243,6 +243,18 @@ func TestOnlyAValidKeyOpensTheDoor(t *testing.T) {
 	r.read(1)
 }
 
+func TestAKeyThatWasJustAppliedOpensTheDoor(t *testing.T) {
+	r := newRig(t, nil)
+	for i := range 10 {
+		key := fmt.Sprintf("new.secret%d", i) // the second and later ones are rotations
+		r.applyYAML("kind: GatewayKey\nname: new\nspec: {sha256: \"" + hash(fmt.Sprintf("secret%d", i)) + "\", permissions: [ingest]}\n")
+		// The key may enter, and is then told that it is no door of the source.
+		if a := r.post(key, typeStructured, app("1")); a.status != 403 {
+			t.Fatalf("key %d right after apply: %s", i, a)
+		}
+	}
+}
+
 func TestADeletedKeyIsRefused(t *testing.T) {
 	r := newRig(t, nil)
 	if a := r.post(aoyamaKey, typeStructured, structured("/tenants/aoyama/server", "1", "aoyama")); a.status != 202 {

@@ -257,6 +257,9 @@ func (p *Producer) send(ctx context.Context, r *kgo.Record, wait bool, then func
 		bytes += len(h.Key) + len(h.Value)
 	}
 	for {
+		if ctx.Err() != nil {
+			return fmt.Errorf("the event is not sent: %w", context.Cause(ctx))
+		}
 		room, err := p.enter(bytes)
 		if err != nil {
 			return err

@@ -278,6 +278,22 @@ func TestEmitStopsWaitingWithItsContextAndTheEventStillArrives(t *testing.T) {
 	}
 }
 
+func TestAnEndedContextSendsNothing(t *testing.T) {
+	c := broker(t)
+	p := start(t, Config{Brokers: c.ListenAddrs()})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.EmitBatch(ended, []Event{event("1"), event("2")}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if err := p.Emit(deadline(t), event("3")); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(read(t, c, schemas.TopicRaw, 1)); got != 1 {
+		t.Errorf("%d records", got)
+	}
+}
+
 func TestALostAnswerIsRetriedWithoutASecondRecord(t *testing.T) {
 	c := broker(t)
 	p := start(t, Config{Brokers: c.ListenAddrs()})
