@@ -71,16 +71,10 @@ func fill(b *testing.B, r *rig, n, tenants int, reservations bool) {
 	rng := rand.New(rand.NewPCG(1, uint64(tenants)))
 	now := time.Now()
 	for i := range n {
-		e := &schemas.UsageEvent{
-			Source: "bench", ID: "execution-" + strconv.Itoa(i), Type: schemas.TypeUsage, Tenant: tenantName(rng.IntN(tenants)),
-			OccurredAt: now.Add(-time.Duration(n-i) * time.Microsecond).UTC(), IngestedAt: now.UTC().Truncate(time.Millisecond),
-			Measures:   []schemas.Measure{{Metric: "calls", Units: 1 + rng.Int64N(1000)}},
-			Dimensions: []schemas.Dimension{{Name: "model", Value: "m-" + strconv.Itoa(rng.IntN(5))}, {Name: "workflow", Value: "w-" + strconv.Itoa(rng.IntN(50))}},
-		}
+		e := benchEvent(rng, i, tenants, now)
 		if reservations {
 			e.Reservation = "reservation-" + strconv.Itoa(i)
 		}
-		e.Key = schemas.KeyOf(e.Source, e.ID)
 		cl.Produce(b.Context(), canonical(e, r.parts), func(_ *kgo.Record, err error) {
 			if err != nil {
 				b.Error(err)

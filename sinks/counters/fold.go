@@ -14,7 +14,7 @@ import (
 // Bounds of what one flush carries. A bucket's part is one script, which holds Redis up while it runs: some ten
 // milliseconds at bucketMax.
 const (
-	foldMax   = 50_000  // counters changed in all
+	foldMax   = 150_000 // counters changed in all
 	bucketMax = 4_000   // counters changed, values and reservations in one bucket
 	cacheMax  = 400_000 // counters remembered between flushes
 )

@@ -110,6 +110,7 @@ type Stage struct {
 	event     schemas.UsageEvent
 	clock     time.Time
 	flight    *flight // nil when nothing is on its way
+	behind    int64   // records between the last poll and the end of the log
 }
 
 // partition is the position in a partition of usage.unique.
@@ -339,6 +340,12 @@ func (s *Stage) turn(ctx context.Context, fetches kgo.Fetches) error {
 		return err
 	}
 	s.clock = time.Now()
+	s.behind = 0
+	fetches.EachPartition(func(p kgo.FetchTopicPartition) {
+		if n := len(p.Records); n > 0 {
+			s.behind += p.HighWatermark - p.Records[n-1].Offset
+		}
+	})
 	for it := fetches.RecordIter(); !it.Done(); {
 		if err := s.record(ctx, it.Next()); err != nil {
 			return err
@@ -377,10 +384,20 @@ func (s *Stage) turn(ctx context.Context, fetches kgo.Fetches) error {
 	return s.watch(ctx)
 }
 
-// due reports whether the events folded have waited for others long enough.
+// due reports whether the events folded have waited for others long enough. With a backlog they are late anyway, and
+// waiting for more of them makes fewer writes: a counter costs one write per flush however many events it had.
 func (s *Stage) due() bool {
-	return s.events > 0 && s.flight == nil && time.Since(s.flushed) >= s.cfg.FlushEvery
+	wait := s.cfg.FlushEvery
+	if s.behind > backlogMin {
+		wait = max(wait, backlogFlushEvery)
+	}
+	return s.events > 0 && s.flight == nil && time.Since(s.flushed) >= wait
 }
+
+const (
+	backlogMin        = 50_000
+	backlogFlushEvery = time.Second
+)
 
 // usePlan makes sure that the fold follows a control plane read at least to offset.
 func (s *Stage) usePlan(ctx context.Context, offset int64) error {
