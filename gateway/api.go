@@ -37,6 +37,7 @@ var routes = []route{
 	{http.MethodPost, "/v1/events", ingest, (*Gateway).postEvents},
 	{http.MethodGet, "/v1/tenants/{tenant}/usage", read, (*Gateway).getUsage},
 	{http.MethodGet, "/openapi.json", public, (*Gateway).getOpenAPI},
+	{http.MethodGet, "/{$}", public, (*Gateway).getConsole},
 }
 
 // Handler returns the API.
