@@ -23,7 +23,8 @@
 //
 // A trusted writer's record with a kanjo_replay header that is not empty is an operator's replay: its time stands even
 // beyond what its source is trusted with (between 1970 and 2200), because the operator has looked at it. Every other rule holds. kanjo rejected
-// replay writes it, after it has looked the identity up in the ledger: past the dedup window nothing here could.
+// replay writes it, without the door and reject headers of the original, after it has looked the identity up in the ledger: past the
+// dedup window nothing here could.
 //
 // When a dependency is down: without Kafka the stage waits, and the raw topics are the buffer. Without the control plane's
 // topic it goes on with the directory that it has, and holds its batch as soon as that is not enough. A bug in the pure step, panics included, rejects the

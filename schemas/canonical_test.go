@@ -55,16 +55,35 @@ func TestCanonicalFormReadsBackAsWritten(t *testing.T) {
 	}
 }
 
+// The usual event has three measures and two dimensions, and nothing to unescape. The full one has everything.
 func BenchmarkDecode(b *testing.B) {
+	full := sampleEvent()
+	usual := sampleEvent()
+	usual.ID, usual.Subject, usual.Reservation, usual.ListCost, usual.TraceParent = "chatcmpl-7QyqpwdfhqwajicIEznoc6Q47XAyW", "", "", nil, ""
+	usual.Dimensions = []Dimension{{"model", "gpt-4o"}, {"workflow", "wf-017"}}
+	usual.Key = KeyOf(usual.Source, usual.ID)
+	for name, e := range map[string]UsageEvent{"usual": usual, "full": full} {
+		b.Run(name, func(b *testing.B) {
+			headers, value := e.AppendHeaders(nil), e.AppendValue(nil)
+			b.ReportAllocs()
+			b.SetBytes(int64(len(value)))
+			var d Decoder
+			var got UsageEvent
+			for b.Loop() {
+				if err := Decode(&d, &got, e.Key[:], headers, value); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkAppend(b *testing.B) {
 	e := sampleEvent()
-	headers, value := e.AppendHeaders(nil), e.AppendValue(nil)
+	var value []byte
+	var headers []Header
 	b.ReportAllocs()
-	b.SetBytes(int64(len(value)))
-	var d Decoder
-	var got UsageEvent
 	for b.Loop() {
-		if err := Decode(&d, &got, e.Key[:], headers, value); err != nil {
-			b.Fatal(err)
-		}
+		value, headers = AppendHeadersTo(&e, e.AppendValue(value[:0]), headers[:0])
 	}
 }

@@ -39,8 +39,8 @@ func (k EventKey) Partition(partitions int32) int32 {
 // String returns the key as 32 lower-case hexadecimal digits.
 func (k EventKey) String() string { return hex.EncodeToString(k[:]) }
 
-// Digest is a 128-bit hash of what the producer asserted in an event: type, subject, tenant, time as sent, measures
-// and dimensions. Two records of one identity with different digests are a conflict.
+// Digest is a 128-bit hash of what the producer asserted in an event: type, subject, tenant, time as sent, target, measures
+// and dimensions; see [ContentDigest]. Two records of one identity with different digests are a conflict.
 type Digest [16]byte
 
 // String returns the digest as 32 lower-case hexadecimal digits.
