@@ -79,7 +79,8 @@ type worker struct {
 }
 
 // decide reads one record, asks the directory about it, and writes the output when it is accepted. final says that no
-// newer directory could change the refusal. A panic becomes the reason internal: it is a bug of ours, and must not stop the records behind it.
+// newer directory could change the refusal. A panic becomes the reason internal: it is a bug of ours, and must not stop
+// the records behind it.
 func (w *worker) decide(r *kgo.Record, dir *directory.Directory, a *arena, dst *kgo.Record, partitions int32) (refusal *schemas.Refusal, final bool) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -40,9 +40,9 @@ func (o *oversize) close() {
 	}
 }
 
-// sendOversize sends one reject until it is acknowledged, and returns false when ctx ends first. A value that
-// the topic cannot hold even compressed is cut, and a header says so: the whole one stays on the raw topic for its retention, and the
-// records behind it do not wait for ever.
+// sendOversize sends one reject until it is acknowledged, and returns false when ctx ends first. A value that the topic
+// cannot hold even compressed is cut, and a header says so: the whole one stays on the raw topic for its retention, and
+// the records behind it do not wait for ever.
 func (s *Stage) sendOversize(ctx context.Context, r *kgo.Record, big *oversize) bool {
 	for wait := backoffMin; ; wait = min(2*wait, backoffMax) {
 		// The client sets fields of the record, so each attempt has its own.
