@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 
 	"github.com/kanjo-dev/kanjo/internal/calendar"
+	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
@@ -161,18 +162,14 @@ func TestReaderAnswersWhatWasUsed(t *testing.T) {
 			t.Fatalf("%d metrics", len(u.Metrics))
 		}
 		for _, m := range u.Metrics {
-			kinds := 3
-			if m.Metric == "tokens" {
-				kinds = 5
-			}
-			if len(m.Counts) != kinds {
-				t.Errorf("%s has %d windows, want %d", m.Metric, len(m.Counts), kinds)
+			if len(m.Counts) != 3 {
+				t.Errorf("%s has %d windows, want hour, day and month", m.Metric, len(m.Counts))
 			}
 			for _, c := range m.Counts {
 				if want := w.o.counts[c.ID]; c.Used != want || !c.Whole {
 					t.Errorf("%+v: used %d, want %d; whole %v", c.ID, c.Used, want, c.Whole)
 				}
-				if c.ID.Kind != Total && !c.Window.Contains(w.now) {
+				if !c.Window.Contains(w.now) {
 					t.Errorf("%+v: the window %s does not hold %s", c.ID, c.Window, w.now)
 				}
 			}
@@ -526,6 +523,59 @@ func TestAnEventTakesItsReservationOverOnce(t *testing.T) {
 	})
 	if n := r.rdb.ZCard(ctx, holdsKey(Bucket(tenant))).Val(); n != 0 {
 		t.Errorf("%d holds are left", n)
+	}
+	s.stop(t)
+}
+
+// A Cluster of one node has the rules of a large one: a script whose keys lie in two slots is refused.
+func TestRunsOnACluster(t *testing.T) {
+	r := newQuickRig(t, 2, testDirectory(t, 8))
+	node := engines.RedisForTest(t, "--cluster-enabled", "yes")
+	one := goredis.NewClient(&goredis.Options{Addr: node.Addr})
+	defer one.Close()
+	if err := one.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 20*time.Second, func() error {
+		if info, err := one.ClusterInfo(t.Context()).Result(); err != nil || !strings.Contains(info, "cluster_state:ok") {
+			return fmt.Errorf("the cluster is not up: %s %v", info, err)
+		}
+		return nil
+	})
+	r.cfg.Redis.Addrs, r.cfg.Redis.Cluster = []string{node.Addr}, true
+	rdb, err := r.cfg.Redis.NewClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rdb.Close()
+	if _, ok := rdb.(*goredis.ClusterClient); !ok {
+		t.Fatalf("the client is a %T", rdb)
+	}
+	w := newWorld(t, r)
+	s := w.start(t)
+	w.send(300)
+	eventually(t, 30*time.Second, s.health.Ready)
+	reader := NewReader(rdb, w.cfg.Directory, Grace{})
+	eventually(t, 30*time.Second, func() error {
+		for i := range 8 {
+			u, err := reader.Usage(t.Context(), tenantName(i), w.now)
+			if err != nil {
+				return err
+			}
+			for _, m := range u.Metrics {
+				for _, c := range m.Counts {
+					if want := w.o.counts[c.ID]; c.Used != want {
+						return fmt.Errorf("%+v: used %d, want %d", c.ID, c.Used, want)
+					}
+				}
+			}
+		}
+		return nil
+	})
+	skipped := map[uint8]Reason{}
+	snaps, _, err := (store{rdb}).snapshots(t.Context(), mustPlan(t, r), skipped)
+	if err != nil || len(skipped) > 0 || len(snaps) != Buckets {
+		t.Errorf("snapshots of %d buckets, %d skipped, %v", len(snaps), len(skipped), err)
 	}
 	s.stop(t)
 }

@@ -100,10 +100,13 @@ type series struct {
 	kinds     []Kind
 }
 
+// always is what is counted of every tenant as a whole, whatever limits there are.
+var always = []Kind{Hour, Day, Month}
+
 // series returns what is counted of a tenant and metric, the whole tenant first: hour, day and month always, everything
 // else where a limit asks for it.
 func (p *plan) series(tenant, metric string) []series {
-	out := []series{{kinds: []Kind{Hour, Day, Month}}}
+	out := []series{{kinds: always[:len(always):len(always)]}}
 	for _, l := range p.limits {
 		if l.Metric != metric || !p.selects(l, tenant) {
 			continue

@@ -90,7 +90,7 @@ func NewReader(rdb goredis.UniversalClient, dirs Directories, grace Grace) *Read
 // Count is what a counter holds, in the metric's smallest unit.
 type Count struct {
 	ID     ID
-	Window calendar.Interval // zero for Total
+	Window calendar.Interval
 	// Used comes from the log, Pending was settled and has not been seen in the log, Held is reserved.
 	Used, Pending, Held int64
 	// Whole says that Used holds every event of the window that the log does: false for a window that has expired, or that
@@ -101,7 +101,9 @@ type Count struct {
 // MetricUsage is a tenant's usage of a metric in the windows around one instant.
 type MetricUsage struct {
 	Metric string
-	Counts []Count // hour, day and month, then week and total where a limit asks for them
+	// Counts are hour, day and month. What exists for a limit alone (weeks, totals, subjects) is not here: it is complete
+	// only from the limit's publication or from a rebuild on.
+	Counts []Count
 }
 
 // Usage is a tenant's usage.
@@ -137,7 +139,7 @@ func (r *Reader) Usage(ctx context.Context, tenant string, at time.Time, metrics
 	var ids []ID
 	for _, m := range slices.Sorted(slices.Values(metrics)) {
 		mu := MetricUsage{Metric: m}
-		for _, kind := range p.series(tenant, m)[0].kinds {
+		for _, kind := range always {
 			in, zone := z.window(kind, at)
 			id := ID{Tenant: tenant, Metric: m, Kind: kind, Zone: zone, Start: in.Start}
 			ids = append(ids, id)
@@ -156,9 +158,6 @@ func (r *Reader) Usage(ctx context.Context, tenant string, at time.Time, metrics
 			c.Used, c.Pending, c.Held = reply.counts[0][0], reply.counts[0][1], reply.counts[0][2]
 			reply.counts = reply.counts[1:]
 			c.Whole = !c.Window.Start.Before(reply.since) && r.grace.expiry(c.ID.Kind, c.Window, reply.now).After(reply.now)
-			if c.ID.Kind == Total {
-				c.Whole = reply.since.IsZero()
-			}
 		}
 	}
 	return u, nil
