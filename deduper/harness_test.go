@@ -39,6 +39,8 @@ type rig struct {
 	cl    *kgo.Client // writes usage.valid, and asks
 	sent  oracle
 	group string
+
+	broker int // its process, in benchmarks
 }
 
 func newRig(tb testing.TB, addrs ...string) *rig {
@@ -295,7 +297,21 @@ func (r *rig) settle() *outcome {
 	r.tb.Helper()
 	fence := r.fence()
 	r.send(fence...)
+	r.sent.mu.Lock()
+	conflicts := 0
+	for _, n := range r.sent.conflicts {
+		conflicts += n
+	}
+	r.sent.mu.Unlock()
 	return r.follow(func(o *outcome) bool {
+		// The fence is the last on usage.unique; other topics may be read later.
+		read := 0
+		for _, recs := range o.conflicts {
+			read += len(recs)
+		}
+		if read < conflicts {
+			return false
+		}
 		var sum int64
 		for _, m := range o.manifests {
 			sum += m.Events

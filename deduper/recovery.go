@@ -190,6 +190,7 @@ func (s *session) replay(ctx context.Context, p *partition, topicID [16]byte, fr
 		// The last records before the end may be markers or aborted: the markers show how far the reading has come.
 		kgo.KeepControlRecords(),
 		kgo.FetchMaxWait(200*time.Millisecond),
+		kgo.WithPools(new(recycling)),
 		kgo.FetchMaxPartitionBytes(4<<20),
 		kgo.FetchMaxBytes(8<<20),
 	)
@@ -220,15 +221,15 @@ func (s *session) replay(ctx context.Context, p *partition, topicID [16]byte, fr
 				compare = false
 				continue
 			}
-			if rec.Attrs.IsControl() {
-				continue
+			if !rec.Attrs.IsControl() {
+				key, digest, err := s.readUnique(rec)
+				if err != nil {
+					return false, err
+				}
+				p.set.Add(key, digest, rec.Timestamp.UnixMilli())
+				stamp.LastOffset, stamp.LastKey = rec.Offset, key
 			}
-			key, digest, err := s.readUnique(rec)
-			if err != nil {
-				return false, err
-			}
-			p.set.Add(key, digest, rec.Timestamp.UnixMilli())
-			stamp.LastOffset, stamp.LastKey = rec.Offset, key
+			rec.Recycle()
 		}
 		stamp.NextOffset = max(stamp.NextOffset, next)
 		if err := p.set.Advance(stamp, 0); err != nil {

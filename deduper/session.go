@@ -104,7 +104,7 @@ func newPortion(partition int32) *portion {
 		if err == nil {
 			p.sent(rec.Offset, seenset.Key(rec.Key))
 		}
-		p.txn.promise(rec, err)
+		p.txn.copied(rec, err)
 	}
 	return p
 }
@@ -132,6 +132,7 @@ func (st *Stage) session(ctx context.Context, dir *stateDir) (progressed bool, e
 		// Only a partition without a position begins at the start; a position out of range is a gap, and an error.
 		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		kgo.WithPools(new(recycling)),
 		// One fetch per broker is under way at a time: a partition that is resumed waits for the one that waits for others' records.
 		kgo.FetchMaxWait(200*time.Millisecond),
 		// A leader that moved is looked up at once: at the default of 5 s a short transaction would time out meanwhile.
@@ -424,6 +425,7 @@ func (s *session) decide(t *transaction, sh *share, seen *seenset.Set, rec *kgo.
 	}
 	switch v {
 	case duplicate:
+		rec.Recycle()
 		return nil
 	case conflict:
 		rec.Topic = schemas.TopicConflict
@@ -481,7 +483,7 @@ func (s *session) produce(t *transaction) error {
 		t.begun = true
 	}
 	for _, rec := range t.out {
-		promise := t.promise
+		promise := t.copied
 		if rec.Topic == schemas.TopicUnique {
 			promise = t.shares[rec.Partition].promise
 		}
@@ -491,6 +493,12 @@ func (s *session) produce(t *transaction) error {
 	clear(t.out)
 	t.out = t.out[:0]
 	return nil
+}
+
+// copied is the promise of a record that was fetched: the client does not need it any more.
+func (t *transaction) copied(rec *kgo.Record, err error) {
+	t.promise(rec, err)
+	rec.Recycle()
 }
 
 func (t *transaction) promise(rec *kgo.Record, err error) {
