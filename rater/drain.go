@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/kanjo-dev/kanjo/internal/kafka"
@@ -56,6 +57,9 @@ func committed(ctx context.Context, cl *kgo.Client, group, topic string) (map[in
 	offsets, err := kadm.NewClient(cl).FetchOffsetsForTopics(kadm.RequireStable(ctx), group, topic)
 	if err == nil {
 		err = offsets.Error()
+	}
+	if errors.Is(err, kerr.GroupIDNotFound) {
+		return make(map[int32]int64), nil // some brokers say so of a group that has committed nothing yet
 	}
 	if err != nil {
 		return nil, fmt.Errorf("fetch the offsets of group %s: %w", group, err)

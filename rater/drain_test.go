@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/kanjo-dev/kanjo/internal/engines"
@@ -15,8 +16,21 @@ import (
 
 // Offsets that no reader is shown (markers, aborted records) are not waited for, records and open transactions are.
 func TestWaitReadWaitsForRecordsAndForNothingElse(t *testing.T) {
+	t.Run("kafka", func(t *testing.T) { testWaitRead(t, []string{engines.SharedKafka(t).Addr}) })
+	// kanjo dev closes months on the broker in process.
+	t.Run("kfake", func(t *testing.T) {
+		cluster, err := kfake.NewCluster(kfake.NumBrokers(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cluster.Close()
+		testWaitRead(t, cluster.ListenAddrs())
+	})
+}
+
+func testWaitRead(t *testing.T, brokers []string) {
 	const topic, group = "drain", "drain-readers"
-	cfg := kafka.Config{Brokers: []string{engines.SharedKafka(t).Addr}, SessionTimeout: 20 * time.Second, TransactionTimeout: 15 * time.Second}
+	cfg := kafka.Config{Brokers: brokers, SessionTimeout: 20 * time.Second, TransactionTimeout: 15 * time.Second}
 	cl, err := cfg.NewClient()
 	if err != nil {
 		t.Fatal(err)
