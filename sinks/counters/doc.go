@@ -28,8 +28,16 @@
 // that number beyond it (the ledger has the exact one). A sum stops at 2^53-1, which no limit can exceed.
 //
 // When Redis is down the sink drops what it has folded, holds its partitions and tries again: the log is the buffer. When Kafka
-// is down it waits. When an event names a tenant that the control plane has not published, it waits for the control plane.
-// When usage.unique holds something that is not a canonical event it stops, for only the deduper may write there.
+// is down it waits. An event waits until kanjo.control has been read as far as the enricher had read it. When usage.unique
+// holds something that is not a canonical event, or a name that the control plane then does not know, the sink stops: only the
+// deduper may write there.
+//
+// A tenant as a whole is counted per hour, day and month always. Weeks, totals and subjects (a user, a workflow) are counted where a
+// limit asks for them, and so are complete from the limit's publication on: before a new limit may rely on one, `kanjo counters
+// rebuild` builds it, or its next window has begun.
+//
+// The user of Redis needs the keys kanjo:* and the commands EVALSHA, SCRIPT LOAD, INFO, TIME, SCAN, DEL, and those of hashes, sets, sorted
+// sets and PEXPIREAT. Redis 7 or newer is needed, for the header of the scripts.
 //
 // Failpoints: counters.before_apply, counters.after_apply, counters.before_attest, counters.after_begin, counters.before_flip.
 //

@@ -30,6 +30,7 @@ func (s *Stage) resume(ctx context.Context, cause string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	s.mu.Lock()
+	asked := s.asked
 	if len(s.owned) == 0 {
 		s.stale = ""
 		s.mu.Unlock()
@@ -95,7 +96,9 @@ func (s *Stage) resume(ctx context.Context, cause string) error {
 	s.cl.ResumeFetchPartitions(map[string][]int32{schemas.TopicUnique: parts})
 	s.cl.ResumeFetchTopics(schemas.TopicUnique)
 	s.mu.Lock()
-	s.stale = ""
+	if s.asked == asked {
+		s.stale = ""
+	}
 	s.mu.Unlock()
 	s.swept, s.watched, s.flushed = time.Now(), time.Now(), time.Now()
 	if err := s.usePlan(ctx, 0); err != nil {

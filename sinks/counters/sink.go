@@ -64,12 +64,15 @@ func (c Config) withDefaults() Config {
 // Validate reports every problem at once.
 func (c Config) Validate() error {
 	errs := []error{c.Kafka.Validate(), c.Redis.Validate()}
-	for name, d := range map[string]time.Duration{
-		"flush-every": c.FlushEvery, "sweep-every": c.SweepEvery, "watch-every": c.WatchEvery, "max-hold": c.MaxHold,
-		"grace of an hour": c.Grace.Hour, "grace of a day": c.Grace.Day, "grace of a week": c.Grace.Week, "grace of a month": c.Grace.Month,
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{
+		{"flush-every", c.FlushEvery}, {"sweep-every", c.SweepEvery}, {"watch-every", c.WatchEvery}, {"max-hold", c.MaxHold},
+		{"grace of an hour", c.Grace.Hour}, {"grace of a day", c.Grace.Day}, {"grace of a week", c.Grace.Week}, {"grace of a month", c.Grace.Month},
 	} {
-		if d < 0 {
-			errs = append(errs, fmt.Errorf("counters: %s is %s: must not be negative", name, d))
+		if d.value < 0 {
+			errs = append(errs, fmt.Errorf("counters: %s is %s: must not be negative", d.name, d.value))
 		}
 	}
 	return errors.Join(errs...)
@@ -89,8 +92,10 @@ type Stage struct {
 	// with nothing folded.
 	mu    sync.Mutex
 	owned map[int32]*partition
-	// stale says why the position must be taken from Redis before anything else is read; empty when it need not.
+	// stale says why the position must be taken from Redis before anything else is read; empty when it need not. asked counts the
+	// times that somebody asked for it, so that what is asked while it is being taken is not forgotten.
 	stale string
+	asked int
 
 	wanted atomic.Bool   // the group waits for AllowRebalance
 	joined chan struct{} // closed when cl is set
@@ -206,8 +211,9 @@ func (s *Stage) assigned(_ context.Context, cl *kgo.Client, m map[string][]int32
 	defer s.mu.Unlock()
 	for _, p := range m[schemas.TopicUnique] {
 		s.owned[p] = &partition{}
-		s.stale = "assigned"
 	}
+	s.stale = "assigned"
+	s.asked++
 }
 
 func (s *Stage) revoked(_ context.Context, _ *kgo.Client, m map[string][]int32) {
@@ -223,6 +229,7 @@ func (s *Stage) revoked(_ context.Context, _ *kgo.Client, m map[string][]int32) 
 func (s *Stage) setStale(cause string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.asked++
 	if s.stale == "" {
 		s.stale = cause
 	}
@@ -589,7 +596,9 @@ func (s *Stage) land() error {
 		s.metrics.writes.Add(float64(did.writes))
 		s.metrics.expired.Add(float64(did.skipped))
 		for p, next := range f.next {
-			s.owned[p].wm[f.buckets[i]] = next
+			if part := s.owned[p]; part != nil {
+				part.wm[f.buckets[i]] = next
+			}
 		}
 	}
 	if f.events > 0 {
