@@ -34,6 +34,10 @@ type Input struct {
 	sources map[string]struct{} // sources already found to be URI references
 	scratch []byte              // the last string that had to be unescaped
 	digest  []byte              // what ContentDigest hashes
+	// The quantities' text in the order of reading, and where each ends. They rarely repeat, so remembering them would
+	// push out what does; one string for all costs one allocation.
+	quantities []byte
+	ends       []int
 }
 
 // InputMeasure is one metric and its quantity as the producer wrote it: a plain decimal such as 374 or 12.50, not
@@ -67,6 +71,7 @@ func (in *Input) reset() {
 	*in = Input{
 		Measures: in.Measures[:0], Dimensions: in.Dimensions[:0],
 		strings: in.strings, sources: in.sources, scratch: in.scratch, digest: in.digest,
+		quantities: in.quantities[:0], ends: in.ends[:0],
 	}
 }
 

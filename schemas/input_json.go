@@ -510,7 +510,7 @@ func (p *jsonReader) usage(name []byte) {
 		p.single.Metric = p.metric("data.metric")
 	case "quantity":
 		p.once(dataQuantity, "data.quantity")
-		p.single.Quantity = p.quantity("data.quantity")
+		p.quantity("data.quantity")
 	case "dimensions":
 		p.once(dataDimensions, "data.dimensions")
 		p.dimensions()
@@ -543,23 +543,25 @@ func (p *jsonReader) metric(field string) string {
 	return p.in.strings.get(value)
 }
 
-// quantity reads a decimal from a string or from a number, in both cases by its digits.
-func (p *jsonReader) quantity(field string) string {
+// quantity reads a decimal from a string or from a number, in both cases by its digits. finishData puts it into its measure:
+// each measure has exactly one, so they stand in the same order.
+func (p *jsonReader) quantity(field string) {
 	value, kind := p.scalar()
 	if p.refusal != nil {
-		return ""
+		return
 	}
 	if kind > valueNumber {
 		p.refuse(ReasonInvalidQuantity, field, "must be a decimal string or a number")
-		return ""
+		return
 	}
 	positive, fault := plainDecimal(value)
 	if fault != "" {
 		p.refuse(ReasonInvalidQuantity, field, "%q %s", clip(string(value)), fault)
-		return ""
+		return
 	}
 	p.positive = p.positive || positive
-	return p.in.strings.get(value)
+	p.in.quantities = append(p.in.quantities, value...)
+	p.in.ends = append(p.in.ends, len(p.in.quantities))
 }
 
 func (p *jsonReader) measures() {
@@ -589,7 +591,7 @@ func (p *jsonReader) measures() {
 				m.Metric = p.metric("data.measures[].metric")
 			case "quantity":
 				this = dataQuantity
-				m.Quantity = p.quantity("data.measures[].quantity")
+				p.quantity("data.measures[].quantity")
 			default:
 				p.refuse(ReasonInvalidData, "data.measures[]."+clip(string(name)), "is not a member of a measure")
 				return

@@ -24,7 +24,7 @@ type reading struct {
 	mixed string
 
 	dataTenant string
-	single     InputMeasure // metric and quantity when they stand in data itself
+	single     InputMeasure // the metric when it stands in data itself
 	positive   bool         // a measure above zero was read
 	// isFlat and element complete the names of fields in refusals: data. falls away in the flat form, and [] becomes the
 	// position in the list that is being read.
@@ -560,6 +560,11 @@ func (r *reading) finishData() {
 	if len(in.Measures) == 0 && r.seen&dataMeasures == 0 {
 		r.refuse(ReasonInvalidData, "data.measures", "is missing")
 		return
+	}
+	text, start := string(in.quantities), 0
+	for i := range in.Measures {
+		in.Measures[i].Quantity = text[start:in.ends[i]]
+		start = in.ends[i]
 	}
 	sortByName(in.Measures, func(m *InputMeasure) string { return m.Metric })
 	for i := 1; i < len(in.Measures); i++ {

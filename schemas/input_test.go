@@ -331,6 +331,23 @@ func TestInternedStringsStayRightWhenTheTableOverflows(t *testing.T) {
 			t.Fatalf("got %q for %q", got, want)
 		}
 	}
+	// Names that differ in a digit, as tenants' names do, must not fight for the same slots.
+	for _, format := range []string{"t-%04d", "%06d", "tenant-%05d-production", "wf-%03d", "%d"} {
+		table, misses := interner{}, 0
+		for round := range 100 {
+			before := table.misses
+			grown := len(table.slots)
+			for i := range 200 {
+				table.get(fmt.Appendf(nil, format, i))
+			}
+			if round == 99 && grown == len(table.slots) {
+				misses = table.misses - before
+			}
+		}
+		if misses > 60 { // chance alone gives some 35 in a table of 1,024
+			t.Errorf("%d of 200 names like "+format+" are forgotten in each round", misses, 7)
+		}
+	}
 	if len(table.slots) > internSlotsMax {
 		t.Errorf("%d slots, at most %d", len(table.slots), internSlotsMax)
 	}

@@ -57,6 +57,6 @@ func spread(b []byte) uint64 {
 	case n > 0:
 		h ^= uint64(b[0]) | uint64(b[n/2])<<8 | uint64(b[n-1])<<16
 	}
-	h *= k
-	return h ^ h>>32
+	// The upper bits of a product depend on every bit of its factors, the lower ones do not. Sixteen are enough for the table.
+	return h * k >> 48
 }
