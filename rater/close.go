@@ -82,6 +82,8 @@ const (
 	InGrace  Status = "in_grace" // the cut may be taken at NotBefore, not earlier
 	Held     Status = "held"     // usage without a price holds the document back
 	Unbilled Status = "unbilled" // no price book in the period
+
+	Unchanged Status = "unchanged" // nothing to adjust
 )
 
 // TenantReport is what became of one tenant.
@@ -407,13 +409,7 @@ func (c *closing) documents(ctx context.Context, cuts []*document.Cut) error {
 	done := 0
 	for _, batch := range batches(cuts) {
 		c.Progress(Progress{Step: "document", Done: done, Total: len(cuts)})
-		bodies, err := c.computer.bodies(ctx, batch)
-		if errors.Is(err, mediation.ErrChanged) {
-			// The sink has repeated an insert in the meantime: from here on every identity is looked at.
-			if err = c.reopen(ctx, batch[0].Log); err == nil {
-				bodies, err = c.computer.bodies(ctx, batch)
-			}
-		}
+		bodies, err := c.batch(ctx, batch)
 		if err != nil {
 			return err
 		}
@@ -442,6 +438,19 @@ func (c *closing) documents(ctx context.Context, cuts []*document.Cut) error {
 	return nil
 }
 
+// batch computes one batch.
+func (c *closing) batch(ctx context.Context, batch []*document.Cut) ([]computed, error) {
+	bodies, err := c.computer.bodies(ctx, batch)
+	if errors.Is(err, mediation.ErrChanged) {
+		// The sink has repeated an insert in the meantime: from here on every identity is looked at.
+		if err := c.reopen(ctx, batch[0].Log); err != nil {
+			return nil, err
+		}
+		return c.computer.bodies(ctx, batch)
+	}
+	return bodies, err
+}
+
 // issue numbers the bodies and makes them final.
 func (c *closing) issue(ctx context.Context, series string, bodies []computed) error {
 	spec, err := pinned[control.Series](c.Directory, control.KindSeries, series, bodies[0].cut.SeriesVersion)
@@ -455,13 +464,21 @@ func (c *closing) issue(ctx context.Context, series string, bodies []computed) e
 		var issued []*document.Document
 		for size := 0; len(issued) < min(documentsPerTransaction, len(bodies)) && size < bytesPerTransaction; {
 			b := bodies[len(issued)]
-			d, err := c.archive.Issue(numbering, document.KindInvoice, b.cut.Tenant, b.cut.Period, b.bytes, issuedAt)
+			d, err := c.archive.Issue(numbering, b.wave(), b.bytes, issuedAt)
 			if err != nil {
 				return err
 			}
 			value, err := d.Encode()
 			if err != nil {
 				return err
+			}
+			if b.cut.Wave > 0 {
+				// An adjustment's cut is written with its document: nothing was decided before.
+				cut, err := document.Canonical(b.cut)
+				if err != nil {
+					return err
+				}
+				records = append(records, document.Record{Key: []byte(b.cut.RecordKey()), Value: cut})
 			}
 			records = append(records, document.Record{Key: []byte(d.Envelope.RecordKey()), Value: value})
 			issued = append(issued, d)

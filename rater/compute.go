@@ -29,6 +29,10 @@ type computed struct {
 	bytes []byte // canonical
 }
 
+func (c *computed) wave() document.Wave {
+	return document.Wave{TenantPeriod: document.TenantPeriod{Tenant: c.cut.Tenant, Period: c.cut.Period}, Number: c.cut.Wave}
+}
+
 // computer makes bodies from cuts. It is for one goroutine.
 type computer struct {
 	conn  driver.Conn

@@ -56,10 +56,10 @@ var (
 // Find returns the document with a number and the cut it was made of.
 func Find(ctx context.Context, deps Deps, number string) (*document.Document, *document.Cut, error) {
 	var found *document.Document
-	cuts := make(map[document.TenantPeriod]*document.Cut)
+	cuts := make(map[document.Wave]*document.Cut)
 	err := document.Read(ctx, deps.Kafka, make(map[int32]int64), func(c *document.Cut, d *document.Document) error {
 		if c != nil {
-			if k := (document.TenantPeriod{Tenant: c.Tenant, Period: c.Period}); cuts[k] == nil {
+			if k := (document.Wave{TenantPeriod: document.TenantPeriod{Tenant: c.Tenant, Period: c.Period}, Number: c.Wave}); cuts[k] == nil {
 				cuts[k] = c
 			}
 		} else if d.Envelope.Number == number && found == nil {
@@ -73,7 +73,7 @@ func Find(ctx context.Context, deps Deps, number string) (*document.Document, *d
 	if found == nil {
 		return nil, nil, fmt.Errorf("document %s: %w", number, ErrNoDocument)
 	}
-	cut := cuts[document.TenantPeriod{Tenant: found.Envelope.Tenant, Period: found.Envelope.Period}]
+	cut := cuts[waveOf(&found.Envelope)]
 	if cut == nil {
 		return nil, nil, fmt.Errorf("document %s: the cut it was made of is not on kanjo.documents", number)
 	}

@@ -1,10 +1,12 @@
 package document
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -20,11 +22,18 @@ var ErrChain = errors.New("the chain of documents is broken")
 // TenantPeriod names what there is one invoice for.
 type TenantPeriod struct{ Tenant, Period string }
 
+// Wave names a document of a tenant and period: 0 is the invoice, the adjustments are counted from 1.
+type Wave struct {
+	TenantPeriod
+	Number int
+}
+
 // Archive is what stands on kanjo.documents below an offset. It keeps the cuts and, of each document, the envelope; the
 // bodies stay where they are. It is for one goroutine.
 type Archive struct {
-	Cuts     map[TenantPeriod]*Cut
+	Cuts     map[TenantPeriod]*Cut // of the invoices
 	Invoices map[TenantPeriod]*Envelope
+	Waves    map[TenantPeriod]int // adjustments so far
 	// SeriesHeads and TenantHeads are the newest document's head of each series and tenant.
 	SeriesHeads map[string]string
 	TenantHeads map[string]string
@@ -37,7 +46,7 @@ type Archive struct {
 // NewArchive returns an empty archive.
 func NewArchive() *Archive {
 	return &Archive{
-		Cuts: make(map[TenantPeriod]*Cut), Invoices: make(map[TenantPeriod]*Envelope),
+		Cuts: make(map[TenantPeriod]*Cut), Invoices: make(map[TenantPeriod]*Envelope), Waves: make(map[TenantPeriod]int),
 		SeriesHeads: make(map[string]string), TenantHeads: make(map[string]string),
 		Sequences: make(map[string]int64), Next: make(map[int32]int64), issued: make(map[string]time.Time),
 	}
@@ -93,7 +102,7 @@ func Read(ctx context.Context, cfg kafka.Config, next map[int32]int64, fn func(*
 // first is what documents were made of.
 func (a *Archive) addCut(c *Cut) {
 	k := TenantPeriod{c.Tenant, c.Period}
-	if a.Cuts[k] == nil {
+	if c.Wave == 0 && a.Cuts[k] == nil {
 		a.Cuts[k] = c
 	}
 }
@@ -104,10 +113,16 @@ func (a *Archive) addDocument(d *Document) error {
 		return err
 	}
 	k := TenantPeriod{e.Tenant, e.Period}
-	if other := a.Invoices[k]; e.Kind == KindInvoice && other != nil {
-		return fmt.Errorf("%w: %s and %s are both the invoice of tenant %s for %s", ErrChain, other.Number, e.Number, e.Tenant, e.Period)
+	switch invoice := a.Invoices[k]; {
+	case e.Kind == KindInvoice && invoice != nil:
+		return fmt.Errorf("%w: %s and %s are both the invoice of tenant %s for %s", ErrChain, invoice.Number, e.Number, e.Tenant, e.Period)
+	case e.Kind == KindInvoice:
+		a.Invoices[k] = e
+	case invoice == nil || e.Wave != a.Waves[k]+1:
+		return fmt.Errorf("%w: %s is adjustment %d of tenant %s for %s, and %d must follow the invoice", ErrChain, e.Number, e.Wave, e.Tenant, e.Period, a.Waves[k]+1)
+	default:
+		a.Waves[k] = e.Wave
 	}
-	a.Invoices[k] = e
 	a.Sequences[e.Series] = e.Sequence
 	a.SeriesHeads[e.Series] = d.Head
 	if !e.IssuedAt.Before(a.issued[e.Tenant]) {
@@ -128,6 +143,24 @@ func (a *Archive) follows(e *Envelope) error {
 	return nil
 }
 
+// Collect returns the documents of the tenants and periods that are wanted, in the order of their waves.
+func Collect(ctx context.Context, cfg kafka.Config, wanted func(TenantPeriod) bool) (map[TenantPeriod][]*Document, error) {
+	out := make(map[TenantPeriod][]*Document)
+	err := Read(ctx, cfg, make(map[int32]int64), func(_ *Cut, d *Document) error {
+		if d == nil {
+			return nil
+		}
+		if k := (TenantPeriod{d.Envelope.Tenant, d.Envelope.Period}); wanted(k) {
+			out[k] = append(out[k], d)
+		}
+		return nil
+	})
+	for _, docs := range out {
+		slices.SortStableFunc(docs, func(a, b *Document) int { return cmp.Compare(a.Envelope.Wave, b.Envelope.Wave) })
+	}
+	return out, err
+}
+
 // Numbering is how a series prints its numbers.
 type Numbering struct {
 	Series string
@@ -135,11 +168,16 @@ type Numbering struct {
 	Digits int
 }
 
-// Issue makes the next document of a series with the body, and counts it as issued in the archive. Nothing is final before
+// Issue makes the next document of a series: the wave's invoice or adjustment, with the body, and counts it as issued in the archive. Nothing is final before
 // the closer has committed it; after a failed commit the archive is ahead of the topic and must be read anew.
-func (a *Archive) Issue(n Numbering, kind, tenant, period string, body []byte, issuedAt time.Time) (*Document, error) {
+func (a *Archive) Issue(n Numbering, wave Wave, body []byte, issuedAt time.Time) (*Document, error) {
+	tenant := wave.Tenant
+	kind := KindInvoice
+	if wave.Number > 0 {
+		kind = KindAdjustment
+	}
 	e := Envelope{
-		Kind: kind, Series: n.Series, Sequence: a.Sequences[n.Series] + 1, Tenant: tenant, Period: period,
+		Kind: kind, Series: n.Series, Sequence: a.Sequences[n.Series] + 1, Tenant: tenant, Period: wave.Period, Wave: wave.Number,
 		IssuedAt: issuedAt.UTC().Truncate(time.Second), BodySHA256: Digest(body),
 		PreviousInSeries: a.SeriesHeads[n.Series], PreviousOfTenant: a.TenantHeads[tenant],
 	}

@@ -12,10 +12,12 @@ import (
 // Cut is the decision what a period's documents are made of. It is committed before anything is computed and pins everything
 // that may have changed by the time a closer resumes.
 type Cut struct {
-	Record  string    `json:"record"` // "cut"
-	Tenant  string    `json:"tenant"`
-	Period  string    `json:"period"` // 2026-07
-	Start   time.Time `json:"start"`  // UTC; the period is [Start, End)
+	Record string `json:"record"` // "cut"
+	Tenant string `json:"tenant"`
+	Period string `json:"period"` // 2026-07
+	// Wave is 0 for the cut of the invoice, and counts the adjustments after it.
+	Wave    int       `json:"wave,omitempty"`
+	Start   time.Time `json:"start"` // UTC; the period is [Start, End)
 	End     time.Time `json:"end"`
 	Zone    string    `json:"zone"` // IANA name
 	Series  string    `json:"series"`
@@ -57,7 +59,13 @@ type MetricUnit struct {
 }
 
 // RecordKey returns the key under which the cut stands on kanjo.documents.
-func (c *Cut) RecordKey() string { return "cut/" + c.Tenant + "/" + c.Period }
+func (c *Cut) RecordKey() string {
+	key := "cut/" + c.Tenant + "/" + c.Period
+	if c.Wave > 0 {
+		key += fmt.Sprintf("/%d", c.Wave)
+	}
+	return key
+}
 
 // Body is the pure part of a document. Quantities and unrounded amounts are exact decimals or fractions; amounts have the digits
 // of the currency.
@@ -79,11 +87,22 @@ type Body struct {
 	Tax         string        `json:"tax"`
 	Total       string        `json:"total"`
 	Unpriced    []Unpriced    `json:"unpriced"`
-	Manifest    Manifest      `json:"manifest"`
+	// Corrects lists, in an adjustment, the documents of the period before it: the invoice first.
+	Corrects []Reference `json:"corrects,omitempty"`
+	Manifest Manifest    `json:"manifest"`
 }
 
-// FormatInvoice names the form of an invoice's body.
-const FormatInvoice = "kanjo.invoice.v1"
+// The forms of a body. An adjustment's amounts are differences: what its cut gives, minus what the documents that it corrects say.
+const (
+	FormatInvoice    = "kanjo.invoice.v1"
+	FormatAdjustment = "kanjo.adjustment.v1"
+)
+
+// Reference names a document and its text.
+type Reference struct {
+	Number string `json:"number"`
+	Head   string `json:"head"`
+}
 
 // Party is who asks or who owes.
 type Party struct {
@@ -193,12 +212,13 @@ type Manifest struct {
 
 // Envelope is what one document has and no other.
 type Envelope struct {
-	Kind     string    `json:"kind"` // invoice
+	Kind     string    `json:"kind"` // invoice or adjustment
 	Series   string    `json:"series"`
 	Sequence int64     `json:"sequence"` // from 1, without gaps in the series
 	Number   string    `json:"number"`   // as printed: INV-000001
 	Tenant   string    `json:"tenant"`
 	Period   string    `json:"period"`
+	Wave     int       `json:"wave,omitempty"` // of the cut it was made of
 	IssuedAt time.Time `json:"issued_at"`
 	// BodySHA256 is the digest of the body's canonical bytes.
 	BodySHA256 string `json:"body_sha256"`
@@ -207,8 +227,11 @@ type Envelope struct {
 	PreviousOfTenant string `json:"previous_of_tenant"`
 }
 
-// KindInvoice is the kind of an invoice's envelope.
-const KindInvoice = "invoice"
+// The kinds of envelopes.
+const (
+	KindInvoice    = "invoice"
+	KindAdjustment = "adjustment"
+)
 
 // Head returns the digest of the envelope in canonical form, as 64 hexadecimal digits.
 func (e *Envelope) Head() (string, error) {

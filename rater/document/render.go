@@ -36,10 +36,23 @@ func NewPage(d *Document) (*Page, error) {
 
 // Title is the heading: the kind and number of a final document, or that it is a draft.
 func (p *Page) Title() string {
-	if p.Envelope == nil {
-		return "Draft invoice"
+	kind := "Invoice"
+	if p.Body.Format == FormatAdjustment {
+		kind = "Adjustment"
 	}
-	return "Invoice " + p.Envelope.Number
+	if p.Envelope == nil {
+		return "Draft " + strings.ToLower(kind)
+	}
+	return kind + " " + p.Envelope.Number
+}
+
+// Corrected lists the numbers of the documents that an adjustment corrects.
+func (p *Page) Corrected() string {
+	var numbers []string
+	for _, r := range p.Body.Corrects {
+		numbers = append(numbers, r.Number)
+	}
+	return strings.Join(numbers, ", ")
 }
 
 // Issued is the date of the document in the zone of its period.
@@ -142,6 +155,9 @@ func (p *Page) WriteText(w io.Writer) error {
 		line("       "+b.Tenant.Address, "")
 	}
 	line(fmt.Sprintf("For    %s to %s", p.FirstDay(), p.LastDay()), b.Period.Zone)
+	if c := p.Corrected(); c != "" {
+		line("Adds to "+c, "")
+	}
 	out.WriteString(rule)
 	for i := range b.Lines {
 		l := &b.Lines[i]

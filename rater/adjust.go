@@ -1,0 +1,167 @@
+package rater
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/kanjo-dev/kanjo/internal/calendar"
+	"github.com/kanjo-dev/kanjo/rater/document"
+	"github.com/kanjo-dev/kanjo/rater/mediation"
+)
+
+// Adjust rates a final period again as of a new cut, at the prices, zone rules and rating rules that its invoice pinned, and documents what differs
+// from everything documented before: late events, cancels and amends. A tenant for whom no amount differs gets no document. The cut of
+// an adjustment is written in the transaction of its document, so a run that is killed leaves nothing to resume. Of the options, AcceptHeld
+// has no effect: usage without a price is listed.
+func Adjust(ctx context.Context, deps Deps, opts Options) (*Report, error) {
+	deps.setDefaults()
+	c := &closing{
+		Deps: deps, opts: opts, closers: make(map[string]*document.Closer), reports: make(map[string]*TenantReport),
+		ledgers: make(map[string]*mediation.Ledger),
+	}
+	c.computer = newComputer(deps, c.openLedger)
+	err := c.adjust(ctx)
+	report := &Report{Period: opts.Period}
+	for _, t := range slices.Sorted(maps.Keys(c.reports)) {
+		report.Tenants = append(report.Tenants, *c.reports[t])
+	}
+	return report, err
+}
+
+func (c *closing) adjust(ctx context.Context) error {
+	var err error
+	if c.ym, err = calendar.ParseYearMonth(c.opts.Period); err != nil {
+		return err
+	}
+	if c.client, err = c.Kafka.NewClient(); err != nil {
+		return err
+	}
+	defer c.client.Close()
+	defer func() {
+		for _, closer := range c.closers {
+			closer.Close()
+		}
+	}()
+	if c.archive, err = document.ReadArchive(ctx, c.Kafka); err != nil {
+		return err
+	}
+	final, err := c.final()
+	if err != nil || len(final) == 0 {
+		return err
+	}
+	if !c.opts.DryRun {
+		if err := c.takeOver(ctx, final); err != nil {
+			return err
+		}
+		// What another closer wrote before it was fenced.
+		if err := c.archive.Update(ctx, c.Kafka); err != nil {
+			return err
+		}
+	}
+	take := c.takeCut
+	if c.opts.DryRun {
+		take = c.presentCut
+	}
+	log, err := take(ctx)
+	if err != nil {
+		return err
+	}
+	var cuts []*document.Cut
+	for _, p := range final {
+		p.cut.Wave = c.archive.Waves[document.TenantPeriod{Tenant: p.tenant, Period: c.opts.Period}] + 1
+		p.cut.Log, p.cut.TakenAt = log, utcSeconds(c.Now())
+		cuts = append(cuts, &p.cut)
+	}
+	if !c.opts.DryRun {
+		if err := c.waitForLedger(ctx, cuts); err != nil {
+			return err
+		}
+	}
+	return c.adjustments(ctx, cuts)
+}
+
+// final returns the tenants that have an invoice for the period, with a copy of its cut.
+func (c *closing) final() ([]*planned, error) {
+	var out []*planned
+	for k, e := range c.archive.Invoices {
+		if k.Period != c.opts.Period || len(c.opts.Tenants) > 0 && !slices.Contains(c.opts.Tenants, k.Tenant) {
+			continue
+		}
+		cut := c.archive.Cuts[k]
+		if cut == nil {
+			return nil, fmt.Errorf("the cut of document %s is not on kanjo.documents", e.Number)
+		}
+		c.reports[k.Tenant] = &TenantReport{Tenant: k.Tenant, Status: Unchanged, Start: cut.Start, End: cut.End, Series: cut.Series}
+		out = append(out, &planned{tenant: k.Tenant, cut: *cut})
+	}
+	return out, nil
+}
+
+func (c *closing) adjustments(ctx context.Context, cuts []*document.Cut) error {
+	done := 0
+	for _, batch := range batches(cuts) {
+		c.Progress(Progress{Step: "document", Done: done, Total: len(cuts)})
+		bodies, err := c.batch(ctx, batch)
+		if err != nil {
+			return err
+		}
+		in := make(map[document.TenantPeriod]bool, len(batch))
+		for _, cut := range batch {
+			in[document.TenantPeriod{Tenant: cut.Tenant, Period: cut.Period}] = true
+		}
+		before, err := document.Collect(ctx, c.Kafka, func(k document.TenantPeriod) bool { return in[k] })
+		if err != nil {
+			return err
+		}
+		bySeries := make(map[string][]computed)
+		for _, b := range bodies {
+			adjusted, err := b.adjustment(before[document.TenantPeriod{Tenant: b.cut.Tenant, Period: b.cut.Period}])
+			if err != nil {
+				return err
+			}
+			if adjusted.body == nil {
+				continue
+			}
+			r := c.reports[b.cut.Tenant]
+			r.Currency, r.Total, r.Events, r.Unpriced, r.Body = adjusted.body.Currency, adjusted.body.Total, adjusted.body.Manifest.Events, adjusted.body.Unpriced, adjusted.body
+			if r.Status = Draft; !c.opts.DryRun {
+				bySeries[b.cut.Series] = append(bySeries[b.cut.Series], adjusted)
+			}
+		}
+		for _, series := range slices.Sorted(maps.Keys(bySeries)) {
+			if err := c.issue(ctx, series, bySeries[series]); err != nil {
+				return err
+			}
+		}
+		done += len(batch)
+	}
+	return nil
+}
+
+// adjustment returns the difference to the documents of earlier waves; its body is nil when there is none.
+func (c computed) adjustment(documents []*document.Document) (computed, error) {
+	var before []*document.Body
+	var corrects []document.Reference
+	for _, d := range documents {
+		if d.Envelope.Wave >= c.cut.Wave {
+			continue
+		}
+		body, err := d.DecodedBody()
+		if err != nil {
+			return c, err
+		}
+		before = append(before, body)
+		corrects = append(corrects, document.Reference{Number: d.Envelope.Number, Head: d.Head})
+	}
+	body, err := document.Difference(c.body, before, corrects)
+	if err != nil {
+		return c, fmt.Errorf("adjust tenant %s for %s: %w", c.cut.Tenant, c.cut.Period, err)
+	}
+	out := computed{cut: c.cut, body: body}
+	if body != nil {
+		out.bytes, err = document.Canonical(body)
+	}
+	return out, err
+}
