@@ -343,13 +343,13 @@ func (s *Set) tidy() {
 		}
 		gone = merging
 	}
-	j := &job{done: make(chan struct{}), gone: gone}
+	j, stopped := &job{done: make(chan struct{}), gone: gone}, s.stop
 	s.tidying = j
 	go func() {
 		defer close(j.done)
 		if merging != nil {
 			var merged *run
-			if merged, j.err = s.disk.merge(s.disk.nextNumber(), merging, s.stop); j.err != nil {
+			if merged, j.err = s.disk.merge(s.disk.nextNumber(), merging, stopped); j.err != nil {
 				return
 			}
 			j.added = []*run{merged}
