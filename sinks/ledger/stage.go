@@ -426,7 +426,7 @@ func (s *Stage) newWorker(ctx context.Context, tp topicPartition, offset kgo.Off
 		store: s, metrics: s.metrics, topic: tp.topic, partition: tp.partition, log: log, unique: s.logs[schemas.TopicUnique].epoch,
 		limits: limits{
 			rows: s.cfg.BatchRows, bytes: s.cfg.BatchBytes, interval: s.cfg.BatchInterval,
-			linger: min(lingerMax, s.cfg.BatchInterval), queue: s.cfg.BatchBytes,
+			linger: min(lingerMax, s.cfg.BatchInterval), queue: s.cfg.BatchBytes / 4,
 		},
 		next: logStart, last: -1, rows: newWriter(tp.topic),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
@@ -466,6 +466,7 @@ func (s *Stage) start(tp topicPartition, w *worker) {
 	s.workers[tp] = w
 	s.metrics.owned.Set(float64(len(s.workers)))
 	s.mu.Unlock()
+	s.resumeFetch(tp.topic, tp.partition) // The client remembers a pause beyond a loss of the partition.
 	s.log.Info("partition assigned", "topic", tp.topic, "partition", tp.partition, "offset", w.next, "pending", w.pending != nil)
 	s.started.Go(func() {
 		w.run(ctx)

@@ -133,7 +133,7 @@ func (w *worker) run(ctx context.Context) {
 }
 
 func (w *worker) work(ctx context.Context) error {
-	if err := w.recoverPending(ctx); err != nil {
+	if recovered, err := w.recoverPending(ctx); err != nil || !recovered {
 		return err
 	}
 	for {
@@ -152,36 +152,38 @@ func (w *worker) work(ctx context.Context) error {
 	}
 }
 
-// recoverPending inserts exactly the range that a predecessor claimed and did not complete, with its token.
-func (w *worker) recoverPending(ctx context.Context) error {
+// recoverPending inserts exactly the range that a predecessor claimed and did not complete, with its token. It returns false
+// when the worker is to end before the range was read: the claim then stands as it is for the next owner, and nothing else
+// may be claimed over it.
+func (w *worker) recoverPending(ctx context.Context) (bool, error) {
 	if w.pending == nil {
-		return nil
+		return true, nil
 	}
 	for len(w.batch) < w.pending.Records {
 		if len(w.ready) == 0 {
 			select {
 			case <-w.wake:
 			case <-w.stop:
-				return nil // The intent stands; the next owner finds it.
+				return false, nil
 			case <-ctx.Done():
-				return ctx.Err()
+				return false, ctx.Err()
 			}
 			w.ready = w.take()
 			continue
 		}
 		if err := w.addOne(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if len(w.batch) == 0 || w.last != w.pending.Last {
-		return fmt.Errorf("%w: the claimed range [%d, %d] held %d records when it was claimed; now the %d records from its start end at offset %d: "+
+		return false, fmt.Errorf("%w: the claimed range [%d, %d] held %d records when it was claimed; now the %d records from its start end at offset %d: "+
 			"the topic was changed under the ledger; see docs/runbook.md, \"Rebuild the ledger\"",
 			errRecord, w.next, w.pending.Last, w.pending.Records, w.pending.Records, w.last)
 	}
 	w.metrics.recovered.Inc()
 	i := *w.pending
 	w.pending = nil
-	return w.insertClaimed(ctx, i)
+	return true, w.insertClaimed(ctx, i)
 }
 
 // gather takes records into the batch until it is full or due. It returns false when the worker is to end.
