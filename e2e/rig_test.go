@@ -163,7 +163,8 @@ func (r *rig) start(name, failpoint string) *proc {
 	args := []string{stage, "--ops-listen", fmt.Sprintf("127.0.0.1:%d", opsPort)}
 	switch stage {
 	case "deduper":
-		args = append(args, "--state-dir", filepath.Join(r.dir, name))
+		// A small memory, so that keys go to disk under the little load of a test.
+		args = append(args, "--state-dir", filepath.Join(r.dir, name), "--memory-keys", "200")
 	case "gateway":
 		port, err := freePort()
 		if err != nil {

@@ -53,11 +53,7 @@ func main() {
 func run(args []string, stdout, stderr io.Writer) int {
 	var c cli
 	code := -1
-	parser, err := kong.New(&c, kong.Name("kanjo"), kong.Description("Meters usage, stops it at its limits, and bills it with proof."),
-		kong.UsageOnError(), kong.DefaultEnvars("KANJO"), kong.Vars{"version": version, "dedup_window": schemas.DedupWindow.String(), "topic_raw": schemas.TopicRaw}, kong.Writers(stdout, stderr),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Exit(func(n int) { code = n }),
-	)
+	parser, err := newParser(&c, stdout, stderr, func(n int) { code = n })
 	if err != nil {
 		panic(err) // the grammar is wrong: no flag of a user can cause it
 	}
@@ -66,11 +62,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return code // help or version was printed
 	}
 	if err != nil {
-		var parse *kong.ParseError
-		if errors.As(err, &parse) {
-			_ = parse.Context.PrintUsage(true)
-		}
-		fmt.Fprintf(stderr, "kanjo: %v\n", err)
+		fmt.Fprintf(stderr, "kanjo: %v (kanjo --help lists the commands, kanjo COMMAND --help its flags)\n", err)
 		return exitUsage
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -95,6 +87,13 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "kanjo: %v\n", err)
 		return exitWrong
 	}
+}
+
+// newParser makes the parser of the command line; exit is called when help or the version was printed.
+func newParser(c *cli, stdout, stderr io.Writer, exit func(int)) (*kong.Kong, error) {
+	return kong.New(c, kong.Name("kanjo"), kong.Description("Meters usage, stops it at its limits, and bills it with proof."),
+		kong.DefaultEnvars("KANJO"), kong.Writers(stdout, stderr), kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(exit),
+		kong.Vars{"version": version, "dedup_window": schemas.DedupWindow.String(), "topic_raw": schemas.TopicRaw})
 }
 
 // stopOnSignal asks for an orderly stop at the first SIGINT or SIGTERM and exits at once at the second.

@@ -109,6 +109,7 @@ type deduperCmd struct {
 	Window              time.Duration `help:"How long an event is remembered, from IngestedAt." default:"${dedup_window}"`
 	TransactionRecords  int           `help:"A transaction ends at this many records." default:"20000"`
 	TransactionInterval time.Duration `help:"A transaction ends after this time." default:"100ms"`
+	MemoryKeys          int           `help:"Keys that one partition keeps in memory before they go to disk." default:"32768"`
 }
 
 func (c *deduperCmd) Run(ctx context.Context, e *env) error {
@@ -119,7 +120,7 @@ func (c *deduperCmd) Run(ctx context.Context, e *env) error {
 	return c.run(ctx, e, "deduper", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
 		return deduper.New(deduper.Config{
 			Kafka: kafka, Group: c.Group, StateDir: c.StateDir, Window: c.Window,
-			TransactionRecords: c.TransactionRecords, TransactionInterval: c.TransactionInterval,
+			TransactionRecords: c.TransactionRecords, TransactionInterval: c.TransactionInterval, MemoryKeys: c.MemoryKeys,
 		}, log, reg, health)
 	})
 }
