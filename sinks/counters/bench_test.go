@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -48,21 +49,37 @@ func benchSink(b *testing.B, tenants int, reservations bool) {
 	r.cfg.FlushEvery, r.cfg.SweepEvery, r.cfg.WatchEvery = 0, 0, 0 // the defaults
 	fill(b, r, n, tenants, reservations)
 
-	var bare, ours time.Duration
+	var bare, ours, bareCPU, oursCPU time.Duration
 	rounds := 0
 	for b.Loop() {
 		rounds++
+		before := cpuTime(b)
 		bare += bareConsume(b, r, n)
+		bareCPU += cpuTime(b) - before
 		if err := r.rdb.FlushAll(b.Context()).Err(); err != nil {
 			b.Fatal(err)
 		}
+		before = cpuTime(b)
 		ours += sinkConsume(b, r, n, rounds)
+		oursCPU += cpuTime(b) - before
 	}
 	per := func(d time.Duration) float64 { return float64(n*rounds) / d.Seconds() }
 	b.ReportMetric(per(bare), "bare-events/s")
 	b.ReportMetric(per(ours), "events/s")
 	b.ReportMetric(bare.Seconds()/ours.Seconds(), "ratio")
+	// This process's own CPU per event tells more than the rates where the machine has other things to do.
+	b.ReportMetric(float64(bareCPU.Nanoseconds())/float64(n*rounds), "bare-cpu-ns/event")
+	b.ReportMetric(float64(oursCPU.Nanoseconds())/float64(n*rounds), "cpu-ns/event")
 	b.ReportMetric(0, "ns/op")
+}
+
+func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func fill(b *testing.B, r *rig, n, tenants int, reservations bool) {
