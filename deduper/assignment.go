@@ -56,6 +56,7 @@ func (s *session) follow(ctx context.Context, current *transaction) error {
 		}
 	}
 	s.show()
+	s.health.Set(checkKafka, nil) // the group answers
 	switch {
 	case gone && current.records > 0:
 		current.doomed = true

@@ -242,7 +242,8 @@ func (s *session) loop(ctx, work context.Context) error {
 		var ahead kgo.Fetches
 		if ctx.Err() == nil && !current.doomed {
 			// It does not wait: it takes what has been fetched in the meantime.
-			ahead = s.txn.PollRecords(nil, s.cfg.TransactionRecords) //nolint:staticcheck // documented: nil does not block
+			//lint:ignore SA1012 the client documents that a nil context does not block
+			ahead = s.txn.PollRecords(nil, s.cfg.TransactionRecords)
 		}
 		type end struct {
 			committed bool
@@ -447,7 +448,7 @@ func (s *session) fetchError(e kgo.FetchError) error {
 	case errors.Is(e.Err, context.Canceled), errors.Is(e.Err, context.DeadlineExceeded):
 		return nil
 	case errors.As(e.Err, &group):
-		s.health.Set(checkKafka, e.Err) // the client goes on trying to join; the next commit says that it could
+		s.health.Set(checkKafka, e.Err) // the client goes on trying to join; the next assignment says that it could
 		s.log.Warn("the group session failed and is tried again", "error", e.Err)
 		return nil
 	case errors.Is(e.Err, kerr.OffsetOutOfRange), errors.As(e.Err, &lost):

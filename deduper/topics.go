@@ -52,11 +52,11 @@ func readTopicFacts(ctx context.Context, adm *kadm.Client) (topicFacts, error) {
 func checkRetention(ctx context.Context, adm *kadm.Client, window time.Duration) error {
 	configs, err := adm.DescribeTopicConfigs(ctx, schemas.TopicUnique, schemas.TopicValid)
 	if err != nil {
-		return fmt.Errorf("read the settings of %s: %w", schemas.TopicUnique, err)
+		return fmt.Errorf("read the settings of %s (the stage needs DescribeConfigs on its topics): %w", schemas.TopicUnique, err)
 	}
 	for _, c := range configs {
 		if c.Err != nil {
-			return fmt.Errorf("read the settings of %s: %w", c.Name, c.Err)
+			return fmt.Errorf("read the settings of %s (the stage needs DescribeConfigs on its topics): %w", c.Name, c.Err)
 		}
 		settings := make(map[string]string)
 		for _, kv := range c.Configs {
