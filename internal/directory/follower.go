@@ -290,7 +290,7 @@ var errNoTopic = fmt.Errorf("topic %s does not exist: kanjo migrate creates the 
 
 // unknownTopicPatience is how long a missing topic is asked for again: a broker answers that a topic was created before its
 // metadata says so.
-const unknownTopicPatience = 2 * time.Second
+const unknownTopicPatience = 5 * time.Second
 
 func endOffset(ctx context.Context, cl *kgo.Client) (int64, error) {
 	for giveUp := time.Now().Add(unknownTopicPatience); ; {
