@@ -6,9 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/kanjo-dev/kanjo/internal/calendar"
 	"github.com/kanjo-dev/kanjo/rater/document"
-	"github.com/kanjo-dev/kanjo/rater/mediation"
 )
 
 // Adjust rates a final period again as of a new cut, at the prices, zone rules and rating rules that its invoice pinned, and documents what differs
@@ -16,34 +14,11 @@ import (
 // an adjustment is written in the transaction of its document, so a run that is killed leaves nothing to resume. Of the options, AcceptHeld
 // has no effect: usage without a price is listed.
 func Adjust(ctx context.Context, deps Deps, opts Options) (*Report, error) {
-	deps.setDefaults()
-	c := &closing{
-		Deps: deps, opts: opts, closers: make(map[string]*document.Closer), reports: make(map[string]*TenantReport),
-		ledgers: make(map[string]*mediation.Ledger),
-	}
-	c.computer = newComputer(deps, c.openLedger)
-	err := c.adjust(ctx)
-	report := &Report{Period: opts.Period}
-	for _, t := range slices.Sorted(maps.Keys(c.reports)) {
-		report.Tenants = append(report.Tenants, *c.reports[t])
-	}
-	return report, err
+	return newClosing(deps, opts).do(ctx, (*closing).adjust)
 }
 
 func (c *closing) adjust(ctx context.Context) error {
 	var err error
-	if c.ym, err = calendar.ParseYearMonth(c.opts.Period); err != nil {
-		return err
-	}
-	if c.client, err = c.Kafka.NewClient(); err != nil {
-		return err
-	}
-	defer c.client.Close()
-	defer func() {
-		for _, closer := range c.closers {
-			closer.Close()
-		}
-	}()
 	if c.archive, err = document.ReadArchive(ctx, c.Kafka); err != nil {
 		return err
 	}

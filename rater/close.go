@@ -147,27 +147,28 @@ type closing struct {
 // Close closes the period of every tenant whose grace has ended. Documents that exist already are left as they are. An error means that the
 // close did not get to its end: run it again. What the report says was issued is final even then.
 func Close(ctx context.Context, deps Deps, opts Options) (*Report, error) {
+	return newClosing(deps, opts).do(ctx, (*closing).close)
+}
+
+func newClosing(deps Deps, opts Options) *closing {
 	deps.setDefaults()
 	c := &closing{
 		Deps: deps, opts: opts, closers: make(map[string]*document.Closer), reports: make(map[string]*TenantReport),
 		ledgers: make(map[string]*mediation.Ledger),
 	}
-	c.computer = newComputer(deps, c.openLedger)
-	err := c.run(ctx)
-	report := &Report{Period: opts.Period}
-	for _, t := range slices.Sorted(maps.Keys(c.reports)) {
-		report.Tenants = append(report.Tenants, *c.reports[t])
-	}
-	return report, err
+	c.computer = newComputer(deps.Directory, c.openLedger)
+	return c
 }
 
-func (c *closing) run(ctx context.Context) error {
+// do runs work with the clients open, and reports what became of the tenants also when it fails.
+func (c *closing) do(ctx context.Context, work func(*closing, context.Context) error) (*Report, error) {
+	report := &Report{Period: c.opts.Period}
 	var err error
 	if c.ym, err = calendar.ParseYearMonth(c.opts.Period); err != nil {
-		return err
+		return report, err
 	}
 	if c.client, err = c.Kafka.NewClient(); err != nil {
-		return err
+		return report, err
 	}
 	defer c.client.Close()
 	defer func() {
@@ -175,18 +176,33 @@ func (c *closing) run(ctx context.Context) error {
 			closer.Close()
 		}
 	}()
+	err = work(c, ctx)
+	for _, t := range slices.Sorted(maps.Keys(c.reports)) {
+		report.Tenants = append(report.Tenants, *c.reports[t])
+	}
+	return report, err
+}
 
+func (c *closing) close(ctx context.Context) error {
 	ready, err := c.plan()
 	if err != nil || len(ready) == 0 {
 		return err
 	}
+	if c.archive, err = document.ReadArchive(ctx, c.Kafka); err != nil {
+		return err
+	}
 	if !c.opts.DryRun {
+		// A close that has nothing to do must not fence one that has.
+		if ready, err = c.open(ready); err != nil || len(ready) == 0 {
+			return err
+		}
 		if err := c.takeOver(ctx, ready); err != nil {
 			return err
 		}
-	}
-	if c.archive, err = document.ReadArchive(ctx, c.Kafka); err != nil {
-		return err
+		// What the closer before this one wrote until it was fenced.
+		if err := c.archive.Update(ctx, c.Kafka); err != nil {
+			return err
+		}
 	}
 	cuts, err := c.cuts(ctx, ready)
 	if err != nil || len(cuts) == 0 {
@@ -251,27 +267,40 @@ func (c *closing) takeOver(ctx context.Context, ready []*planned) error {
 			return err
 		}
 		c.closers[series] = closer
+		c.Log.Info("took over the series", "series", series, "partition", partitions[series])
 	}
 	failpoint.Hit("rater.fenced")
 	return nil
 }
 
-// cuts returns the cut of every tenant that has no document yet: the recorded one, or a new one that it commits first.
-func (c *closing) cuts(ctx context.Context, ready []*planned) ([]*document.Cut, error) {
-	var cuts, missing []*document.Cut
+// open reports on the tenants that have their invoice and returns the others.
+func (c *closing) open(ready []*planned) ([]*planned, error) {
+	var out []*planned
 	for _, p := range ready {
-		k := document.TenantPeriod{Tenant: p.tenant, Period: c.opts.Period}
-		if e := c.archive.Invoices[k]; e != nil {
-			r := c.reports[p.tenant]
-			r.Status, r.Number, r.Series = Already, e.Number, e.Series
-			head, err := e.Head()
-			if err != nil {
-				return nil, err
-			}
-			r.Head = head
+		e := c.archive.Invoices[document.TenantPeriod{Tenant: p.tenant, Period: c.opts.Period}]
+		if e == nil {
+			out = append(out, p)
 			continue
 		}
-		cut := c.archive.Cuts[k]
+		r := c.reports[p.tenant]
+		r.Status, r.Number, r.Series = Already, e.Number, e.Series
+		var err error
+		if r.Head, err = e.Head(); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// cuts returns the cut of every tenant that has no document yet: the recorded one, or a new one that it commits first.
+func (c *closing) cuts(ctx context.Context, ready []*planned) ([]*document.Cut, error) {
+	ready, err := c.open(ready)
+	if err != nil {
+		return nil, err
+	}
+	var cuts, missing []*document.Cut
+	for _, p := range ready {
+		cut := c.archive.Cuts[document.TenantPeriod{Tenant: p.tenant, Period: c.opts.Period}]
 		if cut == nil {
 			cut = &p.cut
 			missing = append(missing, cut)
@@ -311,6 +340,7 @@ func (c *closing) cuts(ctx context.Context, ready []*planned) ([]*document.Cut, 
 			}
 		}
 	}
+	c.Log.Info("committed the cut", "period", c.opts.Period, "tenants", len(missing), "epoch", log.Epoch, "offsets", log.Offsets)
 	failpoint.Hit("rater.cut_committed")
 	return cuts, nil
 }
@@ -487,6 +517,7 @@ func (c *closing) issue(ctx context.Context, series string, bodies []computed) e
 		if err := c.closers[series].Commit(ctx, records); err != nil {
 			return err
 		}
+		c.Log.Info("issued documents", "series", series, "documents", len(issued), "last", issued[len(issued)-1].Envelope.Number)
 		failpoint.Hit("rater.documents_committed")
 		for _, d := range issued {
 			r := c.reports[d.Envelope.Tenant]

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
-
 	"github.com/kanjo-dev/kanjo/internal/calendar"
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/rater/document"
@@ -35,11 +33,14 @@ func (c *computed) wave() document.Wave {
 
 // computer makes bodies from cuts. It is for one goroutine.
 type computer struct {
-	conn  driver.Conn
 	dir   *directory.Directory
 	books map[string]*pricebook.Version
 	// open returns the ledger as of a cut.
 	open func(context.Context, document.LogCut) (*mediation.Ledger, error)
+}
+
+func newComputer(dir *directory.Directory, open func(context.Context, document.LogCut) (*mediation.Ledger, error)) computer {
+	return computer{dir: dir, books: make(map[string]*pricebook.Version), open: open}
 }
 
 // batches groups cuts whose usage one query can answer for: same log cut, bounds, and books; each group sorted by tenant

@@ -115,7 +115,7 @@ func Explain(ctx context.Context, deps Deps, opts ExplainOptions) (*Explanation,
 
 func (e *Explanation) collect(ctx context.Context, deps Deps, cut *document.Cut, eventsMax int) error {
 	segment := cut.Segments[e.Line.Segment]
-	c := newComputer(deps, nil)
+	c := newComputer(deps.Directory, nil)
 	versions, err := c.versions(cut)
 	if err != nil {
 		return err

@@ -10,14 +10,9 @@ import (
 
 	"github.com/kanjo-dev/kanjo/rater/document"
 	"github.com/kanjo-dev/kanjo/rater/mediation"
-	"github.com/kanjo-dev/kanjo/rater/pricebook"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
 )
-
-func newComputer(deps Deps, open func(context.Context, document.LogCut) (*mediation.Ledger, error)) computer {
-	return computer{conn: deps.ClickHouse, dir: deps.Directory, books: make(map[string]*pricebook.Version), open: open}
-}
 
 // epoch returns the number that the ledger gave to the present incarnation of usage.unique.
 func (c *closing) epoch(ctx context.Context) (uint32, error) {

@@ -89,7 +89,7 @@ func Verify(ctx context.Context, deps Deps, opts VerifyOptions) (*VerifyReport, 
 	}
 	w.finish(opts.Heads)
 	v := &verifier{walker: w, deps: deps, ledgers: make(map[string]*mediation.Ledger)}
-	v.computer = newComputer(deps, v.open)
+	v.computer = newComputer(deps.Directory, v.open)
 	return &w.report, v.recompute(ctx, bodies)
 }
 
