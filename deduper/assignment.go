@@ -235,11 +235,13 @@ func (s *session) monitor(ctx context.Context) {
 	last := make(map[int32]seen)
 	tick := time.NewTicker(monitorInterval)
 	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
+	for first := true; ; first = false {
+		if !first {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
 		}
 		s.mu.Lock()
 		held := s.held

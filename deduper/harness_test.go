@@ -149,6 +149,17 @@ func (run *running) stop() {
 	}
 }
 
+// untilReady waits until the stage says that it is ready.
+func (run *running) untilReady() {
+	run.tb.Helper()
+	for deadline := time.Now().Add(20 * time.Second); run.health.Ready() != nil; {
+		if time.Now().After(deadline) {
+			run.tb.Fatalf("not ready after 20 s: %v", run.health.Ready())
+		}
+		time.Sleep(10 * time.Millisecond) // health cannot be waited for
+	}
+}
+
 // failure waits until the stage stops by itself.
 func (run *running) failure() error {
 	run.tb.Helper()

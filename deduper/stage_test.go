@@ -6,6 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
@@ -34,9 +38,26 @@ func TestEachIdentityStandsOnce(t *testing.T) {
 	r.check(r.settle())
 	r.send(stream(1, 3000)...)
 	r.check(r.settle())
-	if err := run.health.Ready(); err != nil {
-		t.Log("not ready:", err)
+	run.untilReady()
+	run.stop()
+	if run.health.Ready() == nil {
+		t.Error("a stopped stage says that it is ready")
 	}
+}
+
+func TestAStageIsReadyOnlyWhenItsPartitionsAreRecovered(t *testing.T) {
+	cluster := newFake(t)
+	r := newRig(t, cluster.ListenAddrs()...)
+	unstable := cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetFetch}, Err: kerr.UnstableOffsetCommit, Count: -1})
+	run := r.start(r.config(t.TempDir()))
+	if err := unstable.Wait(t.Context(), 10); err != nil {
+		t.Fatal(err)
+	}
+	if err := run.health.Ready(); err == nil {
+		t.Error("the stage is ready while the offsets of its partitions are not stable")
+	}
+	unstable.Remove()
+	run.untilReady()
 	run.stop()
 }
 
