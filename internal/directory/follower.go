@@ -182,6 +182,7 @@ func (f *Follower) run(ctx context.Context) error {
 		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{schemas.TopicControl: {0: kgo.NewOffset().At(0)}}),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.KeepControlRecords(),
+		kgo.MetadataMinAge(250*time.Millisecond), // the client remembers for so long that a topic does not exist
 	)
 	if err != nil {
 		return err
