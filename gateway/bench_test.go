@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -123,11 +124,24 @@ func benchPosts(b *testing.B, r *rig, url string) {
 		wg.Wait()
 	}
 	round(0)
+	before := cpu(b)
 	b.ReportAllocs()
 	n := 0
 	for b.Loop() {
 		n++
 		round(n)
 	}
-	b.ReportMetric(float64(n*benchClients*benchBatch)/b.Elapsed().Seconds(), "events/s")
+	events := float64(n * benchClients * benchBatch)
+	b.ReportMetric(events/b.Elapsed().Seconds(), "events/s")
+	b.ReportMetric(float64((cpu(b)-before).Nanoseconds())/events, "cpu-ns/event")
+}
+
+// cpu is what this process has used, clients included and broker not: it can be compared while others use the machine.
+func cpu(b *testing.B) time.Duration {
+	b.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
