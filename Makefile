@@ -33,7 +33,7 @@ test: engines ## run every test, on real engines, with the race detector
 
 .PHONY: bench
 bench: engines build ## measure every hot path beside a bare loop; writes bench.json
-	./hack/bench.sh
+	./hack/bench.sh $(BENCH)
 
 .PHONY: check
 check: ## what is checked without engines: format, vet, lint, tidy, builds without the workspace

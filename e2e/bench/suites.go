@@ -1,0 +1,166 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// suite is one Go benchmark and the rows that are read from it.
+type suite struct {
+	pkg, bench string // package below the module, and -bench
+	benchtime  string
+	env        []string
+	rows       []rowSpec
+}
+
+// rowSpec reads one row from a benchmark's metrics.
+type rowSpec struct {
+	name string
+	sub  string // the benchmark's name ends with it
+	ours string // metric
+	bare string // metric, or empty
+	unit string
+	// ratio is the metric of the ratio; empty with a bareSub means ours over the ours of that sub-benchmark, by elapsed time.
+	ratio   string
+	bareSub string
+	target  string
+	met     func(ours, ratio float64) bool
+}
+
+func ratioAtLeast(min float64) func(_, ratio float64) bool {
+	return func(_, ratio float64) bool { return ratio >= min }
+}
+
+func ratioAtMost(max float64) func(_, ratio float64) bool {
+	return func(_, ratio float64) bool { return ratio > 0 && ratio <= max }
+}
+
+func oursAtLeast(min float64) func(ours, _ float64) bool {
+	return func(ours, _ float64) bool { return ours >= min }
+}
+
+func oursAtMost(max float64) func(ours, _ float64) bool {
+	return func(ours, _ float64) bool { return ours > 0 && ours <= max }
+}
+
+var suites = []suite{
+	{pkg: "./enricher", bench: "^BenchmarkEnrich$", benchtime: "5x", rows: []rowSpec{
+		{name: "enricher, binary mode", sub: "/binary", ours: "ours-events/s", bare: "bare-events/s", unit: "events/s", ratio: "ratio", target: "≥ 0.8 of a bare copy", met: ratioAtLeast(0.8)},
+		{name: "enricher, structured mode", sub: "/structured", ours: "ours-events/s", bare: "bare-events/s", unit: "events/s", ratio: "ratio", target: "≥ 0.6 of a bare copy", met: ratioAtLeast(0.6)},
+	}},
+	{pkg: "./deduper", bench: "^BenchmarkStageAgainstBareCopy$", benchtime: "5x", rows: []rowSpec{
+		{name: "deduper", ours: "events/s", bare: "bare-events/s", unit: "events/s", ratio: "ratio", target: "≥ 0.85 of a bare transactional copy", met: ratioAtLeast(0.85)},
+	}},
+	{pkg: "./deduper", bench: "^BenchmarkRebuild$", benchtime: "3x", rows: []rowSpec{
+		{name: "seen-set, rebuild from the log", ours: "events/s", unit: "keys/s", target: "≥ 1,000,000", met: oursAtLeast(1e6)},
+	}},
+	{pkg: "./deduper/seenset", bench: "^BenchmarkBuild$", benchtime: "1x", rows: []rowSpec{
+		{name: "seen-set, disk", ours: "disk-B/key", unit: "bytes an event", target: "≤ 28", met: oursAtMost(28)},
+		{name: "seen-set, memory", ours: "memory-B/key", unit: "bytes an event", target: "≤ 3", met: oursAtMost(3)},
+	}},
+	{pkg: "./sinks/counters", bench: "^BenchmarkSink$", benchtime: "3x", rows: []rowSpec{
+		{name: "counters, 200 tenants", sub: "/tenants=200", ours: "events/s", bare: "bare-events/s", unit: "events/s", ratio: "ratio", target: "≥ 0.8 of a bare consume", met: ratioAtLeast(0.8)},
+		{name: "counters, 10,000 tenants", sub: "/tenants=10000", ours: "events/s", bare: "bare-events/s", unit: "events/s", ratio: "ratio", target: "≥ 0.8 of a bare consume", met: ratioAtLeast(0.8)},
+		{name: "counters, events with reservations", sub: "/reservations", ours: "events/s", bare: "bare-events/s", unit: "events/s", ratio: "ratio", target: "≥ 20,000 a second", met: oursAtLeast(20_000)},
+	}},
+	{pkg: "./sinks/ledger", bench: "^BenchmarkSinkBesideBareInsert$", benchtime: "5x", rows: []rowSpec{
+		{name: "ledger", ours: "rows/s", bare: "bare-rows/s", unit: "rows/s", ratio: "ratio", target: "≥ 0.8 of a bare insert", met: ratioAtLeast(0.8)},
+	}},
+	{pkg: "./rater/rating", bench: "^BenchmarkRate$", benchtime: "2s", rows: []rowSpec{
+		{name: "rating", ours: "lines/s", unit: "lines/s", target: "≥ 250,000", met: oursAtLeast(250_000)},
+	}},
+	{pkg: "./rater/mediation", bench: "^BenchmarkMediation$", benchtime: "3x", env: []string{"KANJO_BENCH_EVENTS=10000000"}, rows: []rowSpec{
+		{name: "mediation, exact totals of 10 M events", sub: "/totals", ours: "fastest-ms", bareSub: "/bare", unit: "ms", target: "≤ 1.5 × the bare GROUP BY", met: ratioAtMost(1.5)},
+		{name: "mediation with digests of 10 M events", sub: "/proven", ours: "fastest-ms", bareSub: "/bare", unit: "ms", target: "≤ 5 × the bare GROUP BY", met: ratioAtMost(5)},
+	}},
+}
+
+func (s suite) wanted(match *regexp.Regexp) bool {
+	for _, r := range s.rows {
+		if match.MatchString(r.name) {
+			return true
+		}
+	}
+	return false
+}
+
+// run runs the benchmark and reads the rows that match.
+func (s suite) run(ctx context.Context, match *regexp.Regexp) ([]Result, error) {
+	cmd := exec.CommandContext(ctx, "go", "test", s.pkg, "-run", "^$", "-bench", s.bench, "-benchtime", s.benchtime, "-timeout", "30m")
+	cmd.Env = append(os.Environ(), s.env...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w\n%s", s.pkg, err, out)
+	}
+	measured := parse(out)
+	var results []Result
+	for _, r := range s.rows {
+		if !match.MatchString(r.name) {
+			continue
+		}
+		metrics := find(measured, r.sub)
+		ours, ok := metrics[r.ours]
+		if !ok {
+			return results, fmt.Errorf("%s: no metric %s for %q in\n%s", s.pkg, r.ours, r.name, out)
+		}
+		res := Result{Name: r.name, Ours: ours, Unit: r.unit, Target: r.target}
+		ratio := 0.0
+		if r.bare != "" {
+			bare := metrics[r.bare]
+			res.Bare = &bare
+		}
+		if r.ratio != "" {
+			ratio = metrics[r.ratio]
+			res.Ratio = &ratio
+		}
+		if r.bareSub != "" {
+			bare := find(measured, r.bareSub)[r.ours]
+			ratio = ours / bare
+			res.Bare, res.Ratio = &bare, &ratio
+		}
+		res.Met = r.met(ours, ratio)
+		results = append(results, res)
+	}
+	return results, nil
+}
+
+// parse reads go test's benchmark lines: a name, a count, then pairs of a figure and its unit.
+func parse(out []byte) map[string]map[string]float64 {
+	all := make(map[string]map[string]float64)
+	sc := bufio.NewScanner(bytes.NewReader(out))
+	for sc.Scan() {
+		f := strings.Fields(sc.Text())
+		if len(f) < 4 || !strings.HasPrefix(f[0], "Benchmark") {
+			continue
+		}
+		name := f[0]
+		if i := strings.LastIndexByte(name, '-'); i > 0 { // the number of processors
+			name = name[:i]
+		}
+		metrics := make(map[string]float64)
+		for i := 2; i+1 < len(f); i += 2 {
+			if v, err := strconv.ParseFloat(f[i], 64); err == nil {
+				metrics[f[i+1]] = v
+			}
+		}
+		all[name] = metrics
+	}
+	return all
+}
+
+func find(measured map[string]map[string]float64, sub string) map[string]float64 {
+	for name, m := range measured {
+		if strings.HasSuffix(name, sub) {
+			return m
+		}
+	}
+	return nil
+}
