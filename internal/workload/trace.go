@@ -72,7 +72,7 @@ func Trace(seed uint64, tenants []Tenant, month calendar.YearMonth) ([]Event, er
 		tenant := tenants[draw()]
 		turn := calendar.MonthOf(month.Year, month.Month, tenant.Zone).End
 		e := Event{
-			ID: "run-" + strconv.Itoa(i/3) + ":llm:" + strconv.Itoa(i%3) + ":0", Type: "kanjo.usage.v1", Tenant: tenant.Name,
+			ID: "run-" + strconv.FormatUint(seed, 36) + "-" + strconv.Itoa(i/3) + ":llm:" + strconv.Itoa(i%3) + ":0", Type: "kanjo.usage.v1", Tenant: tenant.Name,
 			OccurredAt: turn.Add(r.after - middle),
 			Dimensions: map[string]string{"model": drawModel(rng.IntN(100)), "workflow": "wf-" + strconv.Itoa(rng.IntN(12))},
 		}
