@@ -421,7 +421,7 @@ func (a audited) copies(ctx context.Context, conn driver.Conn, from, to int64) (
 					SELECT event_key FROM usage_events WHERE log_epoch = ? AND log_partition = ? AND log_offset >= ? AND log_offset < ?
 				)
 				GROUP BY event_key
-				HAVING min((log_epoch, log_partition, log_offset)) < max((log_epoch, log_partition, log_offset))
+				HAVING min(log_epoch) < max(log_epoch) OR min(log_partition) < max(log_partition) OR min(log_offset) < max(log_offset)
 			)
 			GROUP BY event_key
 		)

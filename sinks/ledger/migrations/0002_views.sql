@@ -40,7 +40,7 @@ FROM
             WHERE e.log_offset >= p.next_offset
         )
         GROUP BY event_key
-        HAVING min((log_epoch, log_partition, log_offset)) < max((log_epoch, log_partition, log_offset))
+        HAVING min(log_epoch) < max(log_epoch) OR min(log_partition) < max(log_partition) OR min(log_offset) < max(log_offset)
     )
     GROUP BY event_key
 )
