@@ -14,10 +14,7 @@ require (
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/klauspost/compress v1.20.3 // indirect
 	github.com/pierrec/lz4/v4 v4.1.33 // indirect
-	github.com/stretchr/testify v1.12.1 // indirect
 	github.com/twmb/franz-go/pkg/kadm v1.20.0 // indirect
-	go.uber.org/zap v1.28.0 // indirect
-	golang.org/x/text v0.43.0 // indirect
 )
 
 replace github.com/kanjo-dev/kanjo/schemas => ../schemas

@@ -80,7 +80,7 @@ func firstRecord(ctx context.Context, cfg kafka.Config, topic string, from, to m
 	found := ""
 	err := readlog.Range(look, cfg, topic, from, to, func(r *kgo.Record) error {
 		found = fmt.Sprintf("%s/%d/%d", topic, r.Partition, r.Offset)
-		return readlog.Stop
+		return readlog.ErrStop
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return topic + " (a transaction in it is open)", nil

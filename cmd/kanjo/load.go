@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/kanjo-dev/kanjo/internal/calendar"
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/workload"
@@ -117,7 +118,7 @@ func knownTenants(ctx context.Context, cfg kafka.Config, most int) ([]workload.T
 		if !ok {
 			continue
 		}
-		zone, err := time.LoadLocation(t.Zone)
+		zone, err := calendar.Load(t.Zone)
 		if err != nil {
 			return nil, fmt.Errorf("tenant %s: %w", name, err)
 		}

@@ -12,6 +12,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/kanjo-dev/kanjo/internal/calendar"
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/rater/money"
 	"github.com/kanjo-dev/kanjo/schemas"
@@ -162,7 +163,7 @@ func (c *checker) tenant(t *control.Tenant) {
 func zone(name string) (*time.Location, error) {
 	loc, err := (*time.Location)(nil), error(nil)
 	if name != "Local" && zoneName.MatchString(name) {
-		loc, err = time.LoadLocation(name)
+		loc, err = calendar.Load(name)
 	}
 	if loc == nil || err != nil {
 		return nil, fmt.Errorf("%q is no time zone: want an IANA name such as Asia/Tokyo or UTC", name)

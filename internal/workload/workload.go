@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"time"
+
+	"github.com/kanjo-dev/kanjo/internal/calendar"
 )
 
 // Event is one usage event as a producer would send it.
@@ -233,7 +235,7 @@ func Tenants(n int) []Tenant {
 	zones := []string{"Asia/Tokyo", "America/New_York", "Europe/Berlin", "Asia/Kathmandu", "Africa/Cairo", "UTC", "Australia/Lord_Howe", "America/Santiago"}
 	out := make([]Tenant, n)
 	for i := range out {
-		zone, err := time.LoadLocation(zones[i%len(zones)])
+		zone, err := calendar.Load(zones[i%len(zones)])
 		if err != nil {
 			panic(fmt.Sprintf("workload: zone %s: %v", zones[i%len(zones)], err)) // tzdata is embedded
 		}

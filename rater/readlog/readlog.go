@@ -13,8 +13,8 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 )
 
-// Stop, returned by the function that Range calls, ends the reading without an error.
-var Stop = errors.New("stop reading")
+// ErrStop, returned by the function that Range calls, ends the reading without an error.
+var ErrStop = errors.New("stop reading")
 
 // Range calls fn for each committed record of the topic with from[p] <= offset < to[p], in order within a partition, on one
 // goroutine, and returns when all of them have been seen. A transaction that is open below an end is waited for. An
@@ -56,7 +56,7 @@ func Range(ctx context.Context, cfg kafka.Config, topic string, from, to map[int
 			}
 			if r.Offset < to[r.Partition] && !r.Attrs.IsControl() {
 				if err := fn(r); err != nil {
-					if errors.Is(err, Stop) {
+					if errors.Is(err, ErrStop) {
 						return nil
 					}
 					return err

@@ -97,8 +97,6 @@ func newFold(p *plan, grace Grace) *fold {
 // full says that the next flush should not wait for more.
 func (f *fold) full() bool { return f.changed >= foldMax || f.fullest >= bucketMax }
 
-func (f *fold) empty() bool { return len(f.dirty) == 0 && f.changed == 0 }
-
 var errUnknownToControl = errors.New("usage.unique names what kanjo.control has never known; the two topics belong to different installations, or kanjo.control was cut short")
 
 // tenant returns what is known of the tenant, nil with an error for one that the control plane has never known.
