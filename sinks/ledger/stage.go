@@ -467,7 +467,11 @@ func (s *Stage) start(tp topicPartition, w *worker) {
 	s.metrics.owned.Set(float64(len(s.workers)))
 	s.mu.Unlock()
 	s.resumeFetch(tp.topic, tp.partition) // The client remembers a pause beyond a loss of the partition.
-	s.log.Info("partition assigned", "topic", tp.topic, "partition", tp.partition, "offset", w.next, "pending", w.pending != nil)
+	level := slog.LevelDebug // there are dozens, and they say nothing but that all is well
+	if w.pending != nil {
+		level = slog.LevelInfo // the range that a predecessor claimed is inserted again
+	}
+	s.log.Log(ctx, level, "partition assigned", "topic", tp.topic, "partition", tp.partition, "offset", w.next, "pending", w.pending != nil)
 	s.started.Go(func() {
 		w.run(ctx)
 		if w.err != nil {
