@@ -467,7 +467,7 @@ func (s *Stage) start(tp topicPartition, w *worker) {
 	s.metrics.owned.Set(float64(len(s.workers)))
 	s.mu.Unlock()
 	s.resumeFetch(tp.topic, tp.partition) // The client remembers a pause beyond a loss of the partition.
-	level := slog.LevelDebug // there are dozens, and they say nothing but that all is well
+	level := slog.LevelDebug              // there are dozens, and they say nothing but that all is well
 	if w.pending != nil {
 		level = slog.LevelInfo // the range that a predecessor claimed is inserted again
 	}
