@@ -91,7 +91,8 @@ func TestComposeRunsWhatTheBinaryKnows(t *testing.T) {
 			if err != nil {
 				t.Fatalf("command %v: %v", s.Command, err)
 			}
-			ran[command] = true
+			stage, _, _ := strings.Cut(command, " ") // counters serve is what counters does
+			ran[stage] = true
 			for _, key := range known {
 				if !hasVariable(parser.Model.Node, key) {
 					t.Errorf("no flag of the binary reads the variable %s", key)

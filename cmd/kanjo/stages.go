@@ -125,24 +125,6 @@ func (c *deduperCmd) Run(ctx context.Context, e *env) error {
 	})
 }
 
-type countersCmd struct {
-	stageFlags
-	kafkaFlags
-	redisFlags
-	Group string `help:"Consumer group." default:"kanjo-counters"`
-}
-
-func (c *countersCmd) Run(ctx context.Context, e *env) error {
-	kafka, err1 := c.kafkaFlags.config("counters")
-	redis, err2 := c.redisFlags.config()
-	if err := errors.Join(err1, err2); err != nil {
-		return exitError{exitUsage, err}
-	}
-	return c.run(ctx, e, "counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
-		return counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group}, log, reg, health)
-	})
-}
-
 type ledgerCmd struct {
 	stageFlags
 	kafkaFlags

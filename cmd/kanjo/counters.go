@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/kadm"
+
+	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/internal/ops"
+	"github.com/kanjo-dev/kanjo/schemas"
+	"github.com/kanjo-dev/kanjo/sinks/counters"
+)
+
+type countersCmd struct {
+	Serve   countersServeCmd   `cmd:"" default:"withargs" help:"Run the stage; what kanjo counters does without a further word."`
+	Rebuild countersRebuildCmd `cmd:"" help:"Set the counters from the ledger while traffic flows."`
+	Drift   countersDriftCmd   `cmd:"" help:"Compare every counter with the ledger."`
+}
+
+type countersServeCmd struct {
+	stageFlags
+	kafkaFlags
+	redisFlags
+	Group string `help:"Consumer group." default:"kanjo-counters"`
+}
+
+func (c *countersServeCmd) Run(ctx context.Context, e *env) error {
+	kafka, err1 := c.kafkaFlags.config("counters")
+	redis, err2 := c.redisFlags.config()
+	if err := errors.Join(err1, err2); err != nil {
+		return exitError{exitUsage, err}
+	}
+	return c.run(ctx, e, "counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+		return counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group}, log, reg, health)
+	})
+}
+
+// rebuilderFlags reach everything that a rebuild reads and writes.
+type rebuilderFlags struct {
+	ledgerFlags
+	redisFlags
+}
+
+// with calls f with a rebuilder whose connections are open.
+func (c rebuilderFlags) with(ctx context.Context, e *env, f func(counters.Rebuilder) error) error {
+	redis, err := c.redisFlags.config()
+	if err != nil {
+		return exitError{exitUsage, err}
+	}
+	k, conn, dir, err := c.open(ctx, "counters")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	rdb, err := redis.NewClient()
+	if err != nil {
+		return err
+	}
+	defer rdb.Close()
+	cl, err := k.NewClient()
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	listed, err := kadm.NewClient(cl).ListStartOffsets(ctx, schemas.TopicUnique)
+	if err == nil {
+		err = listed.Error()
+	}
+	if err != nil {
+		return fmt.Errorf("look up where %s begins: %w", schemas.TopicUnique, err)
+	}
+	starts := make([]int64, len(listed[schemas.TopicUnique]))
+	listed.Each(func(o kadm.ListedOffset) { starts[o.Partition] = o.Offset })
+	return f(counters.Rebuilder{
+		Redis: rdb, Directories: directory.Static(dir), Ledger: counters.Ledger{Conn: conn, Kafka: cl}, LogStarts: starts, Log: e.log,
+	})
+}
+
+type countersRebuildCmd struct{ rebuilderFlags }
+
+func (c *countersRebuildCmd) Run(ctx context.Context, e *env) error {
+	return c.with(ctx, e, func(r counters.Rebuilder) error {
+		done, err := r.Rebuild(ctx)
+		if err != nil && !errors.Is(err, counters.ErrOvertaken) {
+			return err
+		}
+		fmt.Fprintf(e.out, "%d counters were set from the ledger below the offsets %v, in %d of 256 buckets\n", done.Counters, done.Fence, done.Buckets)
+		return err
+	})
+}
+
+type countersDriftCmd struct {
+	rebuilderFlags
+	JSON bool `name:"json" help:"Print the comparison as JSON."`
+}
+
+func (c *countersDriftCmd) Run(ctx context.Context, e *env) error {
+	return c.with(ctx, e, func(r counters.Rebuilder) error {
+		d, err := r.Drift(ctx)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			err = printJSON(e.out, d)
+		} else {
+			err = table(e.out, "", func(row func(string, ...any)) {
+				for _, x := range d.Differences {
+					row("DRIFT\t%s\t%s\t%s\tfrom %s\tredis %d\tledger %d", printable(x.ID.Tenant), printable(x.ID.Metric), x.ID.Kind, x.ID.Start.UTC().Format("2006-01-02T15:04Z"), x.Redis, x.Ledger)
+				}
+				row("%d counters compared, %d differ, %d buckets were not whole", d.Compared, len(d.Differences), len(d.Skipped))
+			})
+		}
+		if len(d.Differences) > 0 {
+			return errors.Join(err, exitError{exitWrong, errors.New("counters differ from the ledger: run kanjo counters rebuild")})
+		}
+		return err
+	})
+}
