@@ -23,8 +23,9 @@ type Ledger struct {
 	Group string
 }
 
-// Fence returns the offsets that the ledger sink has committed. It commits an offset after everything below it was inserted
-// and synced, so ClickHouse holds all of that for good.
+// Fence returns, per partition, the offset below which ClickHouse holds every record for good: what the ledger sink has committed,
+// after it inserted and synced everything below, and past the transaction markers that follow. No sink ever commits past the
+// last marker of a quiet log, and whoever waits for that would wait for ever.
 func (l Ledger) Fence(ctx context.Context) ([]int64, error) {
 	group := l.Group
 	if group == "" {
@@ -53,7 +54,60 @@ func (l Ledger) Fence(ctx context.Context) ([]int64, error) {
 		}
 		out[p] = o.At
 	}
-	return out, nil
+	return out, l.passMarkers(ctx, adm, out)
+}
+
+// passMarkers moves each offset on to the first committed record at or after it, or to the end of what is committed.
+func (l Ledger) passMarkers(ctx context.Context, adm *kadm.Client, fence []int64) error {
+	listed, err := adm.ListCommittedOffsets(ctx, schemas.TopicUnique)
+	if err == nil {
+		err = listed.Error()
+	}
+	if err != nil {
+		return fmt.Errorf("look up the end of usage.unique: %w", err)
+	}
+	ends := make(map[int32]int64)
+	from := make(map[int32]kgo.Offset)
+	for p, at := range fence {
+		if o, ok := listed.Lookup(schemas.TopicUnique, int32(p)); ok && at < o.Offset {
+			ends[int32(p)], from[int32(p)] = o.Offset, kgo.NewOffset().At(at)
+		}
+	}
+	if len(ends) == 0 {
+		return nil
+	}
+	cl, err := kgo.NewClient(append(l.Kafka.Opts(), kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{schemas.TopicUnique: from}),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.KeepControlRecords(), kgo.FetchMaxPartitionBytes(64<<10))...)
+	if err != nil {
+		return fmt.Errorf("read usage.unique: %w", err)
+	}
+	defer cl.Close()
+	for len(ends) > 0 {
+		fetches := cl.PollFetches(ctx)
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("read usage.unique: %w", err)
+		}
+		for _, e := range fetches.Errors() {
+			return fmt.Errorf("read usage.unique partition %d: %w", e.Partition, e.Err)
+		}
+		for it := fetches.RecordIter(); !it.Done(); {
+			r := it.Next()
+			end, open := ends[r.Partition]
+			if !open {
+				continue
+			}
+			// A record stops the walk; a marker, or a gap that an aborted transaction left before this offset, is passed.
+			next := r.Offset
+			if r.Attrs.IsControl() {
+				next++
+			}
+			fence[r.Partition] = min(next, end)
+			if !r.Attrs.IsControl() || next >= end {
+				delete(ends, r.Partition)
+			}
+		}
+	}
+	return nil
 }
 
 // Of several copies of an identity the one lowest in the log counts; a second insert of one record is such a copy, too. Offsets mean
