@@ -85,6 +85,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitWrong
 	default:
 		fmt.Fprintf(stderr, "kanjo: %v\n", err)
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			fmt.Fprintln(stderr, "nothing listens there: kanjo dev starts everything on this machine, kanjo doctor looks at each dependency of another installation")
+		}
 		return exitWrong
 	}
 }
