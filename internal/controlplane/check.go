@@ -250,6 +250,14 @@ func (c *checker) series(s *control.Series) {
 	c.text("spec.registration_number", s.RegistrationNumber, 64, false)
 }
 
+// listCost starts the metric of a limit on money; no other metric's name holds a slash.
+const listCost = "list_cost/"
+
+func currencyOf(metric string) bool {
+	code := strings.TrimPrefix(metric, listCost)
+	return len(code) == 3 && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""
+}
+
 func (c *checker) limit(l *control.Limit) {
 	if l.Tenant != "" && l.Plan != "" {
 		c.fail("spec.plan", "give tenant or plan, not both")
@@ -286,6 +294,15 @@ func (c *checker) limit(l *control.Limit) {
 	}
 	if l.Per != "" && !plainName.MatchString(l.Per) {
 		c.fail("spec.per", "%q: want the name of a dimension", l.Per)
+	}
+	if l.Subject != "" && l.Per == "" {
+		c.fail("spec.subject", "needs per: the dimension that %q is a value of", l.Subject)
+	}
+	if strings.HasPrefix(l.Metric, listCost) && !currencyOf(l.Metric) {
+		c.fail("spec.metric", "%q: want %s and a currency such as JPY", l.Metric, listCost)
+	}
+	if len(l.For) > 0 && !strings.HasPrefix(l.Metric, listCost) {
+		c.fail("spec.for", "is for limits on %s<currency>", listCost)
 	}
 }
 
@@ -394,7 +411,12 @@ func checkTogether(set Set, s *state, window time.Duration) Problems {
 		case *control.GatewayKey:
 			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
 		case *control.Limit:
-			refer(e, "spec.metric", control.KindMetric, v.Metric)
+			if !strings.HasPrefix(v.Metric, listCost) {
+				refer(e, "spec.metric", control.KindMetric, v.Metric)
+			}
+			for i, metric := range v.For {
+				refer(e, fmt.Sprintf("spec.for[%d]", i), control.KindMetric, metric)
+			}
 			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
 		case *control.PriceBook:
 			problems = append(problems, lint(e, v, func(name string) (*control.Metric, bool) {
@@ -522,7 +544,9 @@ func danglers(set Set, s *state) Problems {
 	}
 	for _, name := range s.names(control.KindLimit) {
 		if l, ok := spec(s, control.KindLimit, name, s.dir.Limit); ok {
-			uses(control.KindLimit, name, control.KindMetric, l.Metric)
+			for _, metric := range append([]string{l.Metric}, l.For...) {
+				uses(control.KindLimit, name, control.KindMetric, metric)
+			}
 			uses(control.KindLimit, name, control.KindTenant, l.Tenant)
 		}
 	}

@@ -171,6 +171,11 @@ func (d *Directory) Names(kind control.Kind, t time.Time) []string {
 	return out
 }
 
+// EveryName returns the names of a kind that ever held or will, sorted.
+func (d *Directory) EveryName(kind control.Kind) []string {
+	return slices.Sorted(maps.Keys(d.docs[kind]))
+}
+
 // Zones returns the history of a tenant's zone: each entry holds from its instant to the next one's. The first
 // entry holds since ever. It is empty for an unknown tenant.
 func (d *Directory) Zones(tenant string) []ZoneFrom {
