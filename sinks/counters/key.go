@@ -141,3 +141,13 @@ func reservationKey(tenant, reservation string) string {
 
 // holdsKey is the key of a bucket's live holds, sorted by when they expire.
 func holdsKey(bucket uint8) string { return bucketKey(bucket) + "holds" }
+
+// concurrencyKey is the key of a counter of what is held at once. It is no counter of the log, so it is none of those that ParseKey reads.
+func concurrencyKey(tenant, metric, dimension, subject string) string {
+	return fmt.Sprintf("%sn:%d:%s:%d:%s:%d:%s:%d:%s", bucketKey(Bucket(tenant)), len(tenant), tenant, len(metric), metric, len(dimension), dimension, len(subject), subject)
+}
+
+// seenKey is the key of a message that was seen.
+func seenKey(tenant, message string) string {
+	return fmt.Sprintf("%sm:%d:%s:%d:%s", bucketKey(Bucket(tenant)), len(tenant), tenant, len(message), message)
+}

@@ -33,7 +33,26 @@ const (
 	ReasonEvicted        Reason = "evicted"         // the server has evicted keys
 	ReasonEvictionPolicy Reason = "eviction_policy" // the server may evict keys
 	ReasonUnknownTenant  Reason = "unknown_tenant"  // the control plane that was read so far has no such tenant
+
+	// Of admission alone.
+	ReasonWritesRefused Reason = "writes_refused" // Redis is a replica, has too few replicas, or cannot save to its disk
+	ReasonHoldsLost     Reason = "holds_lost"     // holds may have been lost, so hard limits wait for the longest life of one
+	ReasonIncomplete    Reason = "incomplete"     // the window began before the log that the counter was built from does
+	ReasonClock         Reason = "clock"          // the clocks of the caller and of Redis lie a window apart
+	ReasonUnpriced      Reason = "unpriced"       // a money limit holds for the ask, which has no estimated cost
+	ReasonUnsupported   Reason = "unsupported"    // a limit holds for the ask whose kind this version cannot count
+	ReasonNotLoaded     Reason = "not_loaded"     // the control plane has not been read yet
+	ReasonNoStore       Reason = "no_store"       // the gateway was started without Redis
 )
+
+// Reasons lists every reason, in the order of the declaration.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonUnreachable, ReasonTimeout, ReasonOutOfMemory, ReasonStateLost, ReasonRebuilding, ReasonRestarted, ReasonEvicted,
+		ReasonEvictionPolicy, ReasonUnknownTenant, ReasonWritesRefused, ReasonHoldsLost, ReasonIncomplete, ReasonClock, ReasonUnpriced,
+		ReasonUnsupported, ReasonNotLoaded, ReasonNoStore,
+	}
+}
 
 // CannotCountError is the error behind ErrCannotCount.
 type CannotCountError struct {
@@ -64,10 +83,12 @@ func cannotCount(tenant string, err error) error {
 	reason := ReasonUnreachable
 	var netErr net.Error
 	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &netErr) && netErr.Timeout():
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, goredis.ErrPoolTimeout), errors.As(err, &netErr) && netErr.Timeout():
 		reason = ReasonTimeout
 	case goredis.HasErrorPrefix(err, "OOM"):
 		reason = ReasonOutOfMemory
+	case goredis.HasErrorPrefix(err, "NOREPLICAS"), goredis.HasErrorPrefix(err, "READONLY"), goredis.HasErrorPrefix(err, "MISCONF"):
+		reason = ReasonWritesRefused
 	}
 	return &CannotCountError{Tenant: tenant, Reason: reason, Err: err}
 }

@@ -39,6 +39,24 @@ var fillLua string
 //go:embed lua/snapshot.lua
 var snapshotLua string
 
+//go:embed lua/hold.lua
+var holdLua string
+
+//go:embed lua/reserve.lua
+var reserveLua string
+
+//go:embed lua/settle.lua
+var settleLua string
+
+//go:embed lua/release.lua
+var releaseLua string
+
+//go:embed lua/extend.lua
+var extendLua string
+
+//go:embed lua/status.lua
+var statusLua string
+
 func script(body string) *redis.Script { return redis.NewScript(preludeLua + body) }
 
 var (
@@ -51,6 +69,13 @@ var (
 	claimScript    = script(claimLua)
 	fillScript     = script(fillLua)
 	snapshotScript = script(snapshotLua)
+
+	// Of admission, which never pipelines: a script that the server has forgotten is sent again whole.
+	reserveScript = script(holdLua + reserveLua)
+	settleScript  = script(holdLua + settleLua)
+	releaseScript = script(holdLua + releaseLua)
+	extendScript  = script(holdLua + extendLua)
+	statusScript  = script(statusLua)
 )
 
 // store is Redis as the scripts see it. All its methods may be repeated after an unknown outcome: a script that changes

@@ -115,7 +115,9 @@ local function counters()
       end
       redis.call('HSET', record, 'state', 'taken')
       redis.call('ZREM', KEYS[2], record)
-      writes = writes + 2
+      -- It is kept for those who settle or ask again, not for the window: there is a record per reservation.
+      redis.call('PEXPIRE', record, 7200000, 'LT')
+      writes = writes + 3
     end
   end
 end

@@ -15,6 +15,8 @@ if run == now_run then return 'whole' end
 for p = 0, tonumber(parts) - 1 do
   if redis.call('HGET', KEYS[1], 'ok:' .. p) ~= now_run then return 'waiting' end
 end
-redis.call('HSET', KEYS[1], 'run', now_run, 'evicted', string.format('%.0f', evicted),
-  'shut', string.format('%.0f', now_ms() + tonumber(ARGV[3])))
+redis.call('HSET', KEYS[1], 'run', now_run, 'evicted', string.format('%.0f', evicted), 'hold', ARGV[3])
+if redis.call('HGET', KEYS[1], 'holds') ~= now_run then
+  redis.call('HSET', KEYS[1], 'shut', string.format('%.0f', now_ms() + tonumber(ARGV[3])))
+end
 return 'whole'

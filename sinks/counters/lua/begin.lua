@@ -1,7 +1,7 @@
 -- begin: starts a generation with given watermarks, by compare-and-set on the generation that the caller saw.
 -- KEYS: state. ARGV: generation seen ('' = none), new generation ('' = choose), since in ms, max hold in ms,
 -- partition count, then one offset per partition.
-local gen, next_gen = unpack(redis.call('HMGET', KEYS[1], 'gen', 'next'))
+local gen, next_gen, run, evicted, lost, shut = unpack(redis.call('HMGET', KEYS[1], 'gen', 'next', 'run', 'evicted', 'lost', 'shut'))
 if (gen or '') ~= ARGV[1] then return {'moved', gen or ''} end
 local now = now_ms()
 local new = tonumber(ARGV[2])
@@ -12,7 +12,13 @@ if not new then
 end
 local name = string.format('%.0f', new)
 local set = {'gen', name, 'next', string.format('%.0f', math.max(new, tonumber(next_gen) or 0)), 'since', ARGV[3],
-  'parts', ARGV[5], 'shut', string.format('%.0f', now + tonumber(ARGV[4]))}
+  'parts', ARGV[5], 'hold', ARGV[4], 'shut', string.format('%.0f', now + tonumber(ARGV[4]))}
+-- A bucket that was whole until now has lost no hold: only its used is made anew.
+if why(gen, run, evicted, lost) == '' then
+  set[#set] = shut
+  set[#set + 1] = 'holds'
+  set[#set + 1] = run
+end
 for p = 0, tonumber(ARGV[5]) - 1 do
   set[#set + 1] = 'w:' .. p
   set[#set + 1] = ARGV[6 + p]

@@ -11,6 +11,8 @@
 --   ok:<p>   the run of the server for which partition p has been read to its end
 --   run      the run for which all partitions have been read to their ends: the bucket is whole in that run
 --   evicted  evicted_keys of the server when run was set
+--   hold     ms; the longest life of a hold
+--   holds    the run in which no hold has been lost, when the bucket was whole as its generation began
 --   shut     ms; holds may have been lost, so hard limits stay shut until then
 --   lost     set when the bucket must not be trusted any more: why
 local MOST = 9007199254740991

@@ -1,0 +1,92 @@
+-- reserve takes of several counters, all or nothing. count does the same without a hold: the amounts are pending at once. check
+-- answers what reserve would and takes nothing.
+-- KEYS: state, holds, record, then two per leg: the counters of the window that holds the caller's time and of the next one.
+-- ARGV: verb, fingerprint, life of the hold in ms, how long the record outlives it in ms, legs n, then per leg: metric ('' = held only),
+-- amount, maximum ('' = none), 1 when the leg may go uncounted, then in ms: start of the window, its end, end of the
+-- next, expiry of the one's counter, of the other's. A start of -1 has no window and needs no history.
+-- Answer: word, now, writes, 1 when a leg went uncounted, expiry, then per leg: 0 or 1 (which window), used, pending, held as
+-- they were before. Or {'cannot', reason}, {'moved', now}, {'conflict', state}, {'ended', state}.
+local verb, print, ttl, keep, n = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local holds, record = KEYS[2], KEYS[3]
+local gen, since, shut, run, evicted, lost, hold = unpack(redis.call('HMGET', KEYS[1], 'gen', 'since', 'shut', 'run', 'evicted', 'lost', 'hold'))
+local reason = why(gen, run, evicted, lost)
+if reason ~= '' then return {'cannot', reason} end
+local now = now_ms()
+since, shut = tonumber(since), tonumber(shut)
+
+local replay, exp = false, 0
+if verb ~= 'check' then
+  local was, known, till = unpack(redis.call('HMGET', record, 'state', 'print', 'exp'))
+  if was then
+    if known ~= print then return {'conflict', was} end
+    exp = tonumber(till)
+    if was == 'held' and exp <= now then
+      expire(holds, record)
+      was = 'expired'
+    end
+    replay = verb == 'reserve' and was == 'held' or verb == 'count' and (was == 'settled' or was == 'taken')
+    if not replay then return {'ended', was} end
+  end
+end
+reap(holds, now)
+
+local over, uncounted, cannot = false, '0', nil
+local keys, expiries, out = {}, {}, {}
+for i = 1, n do
+  local a = 6 + 9 * (i - 1)
+  local amount, maximum, may = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), ARGV[a + 3] == '1'
+  local start, finish, last = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6])
+  if now < start or now >= last then return {'moved', text(now)} end
+  local second = now >= finish and 1 or 0
+  local key = KEYS[2 + 2 * i + second]
+  keys[i], expiries[i] = key, tonumber(ARGV[a + 7 + second])
+  local begins = second == 1 and finish or start
+  local c = redis.call('HMGET', key, 'u:' .. gen, 'pending', 'held')
+  local used, pending, held = whole(c[1]), whole(c[2]), whole(c[3])
+  if not (used and pending and held) then return {'cannot', 'state_lost'} end
+  if maximum then
+    local unknown = now < shut and 'holds_lost' or (begins >= 0 and begins < since and 'incomplete')
+    if unknown and may then
+      uncounted = '1'
+    elseif unknown then
+      cannot = cannot or unknown
+    elseif used + pending + held + amount > maximum then
+      over = true
+    end
+  end
+  local o = 4 * (i - 1)
+  out[o + 1], out[o + 2], out[o + 3], out[o + 4] = text(second), text(used), text(pending), text(held)
+end
+
+local word = 'ok'
+if replay then
+  word = 'replay'
+elseif over then
+  -- Known to be full, even where another counter is not known: no rebuild would let the ask pass.
+  word = 'over'
+elseif cannot then
+  return {'cannot', cannot}
+elseif verb ~= 'check' then
+  local field, state = 'held', 'held'
+  exp = now + math.min(ttl, tonumber(hold))
+  if verb == 'count' then field, state, exp = 'pending', 'settled', now end
+  local set = {'state', state, 'print', print, 'at', text(now), 'exp', text(exp), 'n', text(n)}
+  for i = 1, n do
+    local a = 6 + 9 * (i - 1)
+    set[#set + 1] = 'k' .. i
+    set[#set + 1] = keys[i]
+    set[#set + 1] = 'a' .. i
+    set[#set + 1] = ARGV[a + 1]
+    set[#set + 1] = 'm' .. i
+    set[#set + 1] = ARGV[a]
+    more(keys[i], field, ARGV[a + 1])
+    live(keys[i], expiries[i])
+  end
+  call('HSET', record, unpack(set))
+  call('PEXPIREAT', record, text(exp + keep))
+  if verb == 'reserve' then
+    call('ZADD', holds, text(exp), record)
+    live(holds, exp + keep)
+  end
+end
+return {word, text(now), writes, uncounted, text(exp), unpack(out)}
