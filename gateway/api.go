@@ -12,6 +12,7 @@ import (
 
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/schemas/control"
+	"github.com/kanjo-dev/kanjo/sinks/counters"
 )
 
 // call is one request on its way through a route.
@@ -36,6 +37,15 @@ type route struct {
 var routes = []route{
 	{http.MethodPost, "/v1/events", ingest, (*Gateway).postEvents},
 	{http.MethodGet, "/v1/tenants/{tenant}/usage", read, (*Gateway).getUsage},
+	{http.MethodPost, "/v1/reservations", admit, (*Gateway).postReservation},
+	{http.MethodGet, "/v1/reservations/{id}", admit, (*Gateway).getReservation},
+	{http.MethodPost, "/v1/reservations/{id}/settle", admit, (*Gateway).postSettle},
+	{http.MethodPost, "/v1/reservations/{id}/release", admit, (*Gateway).postRelease},
+	{http.MethodPost, "/v1/reservations/{id}/extend", admit, (*Gateway).postExtend},
+	{http.MethodPost, "/v1/count", admit, (*Gateway).postCount},
+	{http.MethodPost, "/v1/check", admit, (*Gateway).postCheck},
+	{http.MethodPost, "/v1/seen", admit, (*Gateway).postSeen},
+	{http.MethodGet, "/v1/tenants/{tenant}/limits", read, (*Gateway).getLimits},
 	{http.MethodGet, "/openapi.json", public, (*Gateway).getOpenAPI},
 	{http.MethodGet, "/{$}", public, (*Gateway).getConsole},
 }
@@ -112,6 +122,9 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, rs []route, meth
 	}
 	defer g.budget.leave()
 	if c.dir = g.cfg.Control.Current(); c.dir == nil {
+		if rs[i].permission == admit { // no limit is known, so nothing can be counted
+			return newProblem(http.StatusServiceUnavailable, codeCannotCount, "cannot count: "+string(counters.ReasonNotLoaded)).again(1)
+		}
 		return newProblem(http.StatusServiceUnavailable, codeNotLoaded, "").again(1)
 	}
 	if p := g.authenticate(c); p != nil {

@@ -20,6 +20,7 @@ const (
 	public permission = "" // no key is asked for
 	ingest permission = "ingest"
 	read   permission = "read"
+	admit  permission = "admit"
 )
 
 // credential returns the id and the secret of the gateway key that a request presents: Authorization: Bearer <id>.<secret>,

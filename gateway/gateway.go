@@ -14,10 +14,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/kanjo-dev/kanjo/admission"
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/ops"
 	"github.com/kanjo-dev/kanjo/schemas"
+	"github.com/kanjo-dev/kanjo/sinks/counters"
 )
 
 // ControlPlane is what the gateway needs of the control plane; *directory.Follower is one.
@@ -35,6 +37,9 @@ type Config struct {
 	Control ControlPlane
 	// Usage answers questions about usage; nil answers them "cannot count".
 	Usage UsageReader
+	// Admission keeps reservations; nil answers every ask "cannot count". Grace is the counters sink's.
+	Admission admission.Store
+	Grace     counters.Grace
 
 	Listen string // address, :8080
 	// Listener takes the place of Listen when it is not nil; Run closes it.
@@ -123,6 +128,7 @@ type Gateway struct {
 	budget   *budget
 	producer *kgo.Client
 	inputs   sync.Pool // of *inputs
+	admit    *admission.Service
 
 	mu      sync.Mutex
 	kafkaIs error // what was last said of Kafka, so that a change is logged once
@@ -154,6 +160,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.He
 		inputs: sync.Pool{New: func() any { return new(inputs) }},
 	}
 	g.metrics = newMetrics(reg, g.budget)
+	g.admit = admission.New(admission.Config{Control: cfg.Control, Store: cfg.Admission, Grace: cfg.Grace}, log, reg)
 	health.Set("control", errors.New("the control plane is not loaded yet"))
 	health.Set("kafka", errors.New("not reached yet"))
 	return g, nil

@@ -43,6 +43,8 @@ const (
 	codeNotLoaded       code = "control-plane-not-loaded"
 	codeNotAcknowledged code = "not-acknowledged"
 	codeCannotCount     code = "cannot-count"
+	codeOverLimit       code = "over-limit"
+	codeConflict        code = "conflict"
 	codeInternal        code = "internal"
 )
 
@@ -62,6 +64,8 @@ var titles = map[code]string{
 	codeNotLoaded:       "The gateway has not loaded the control plane yet",
 	codeNotAcknowledged: "Kafka has not acknowledged the events",
 	codeCannotCount:     "The count is not known",
+	codeOverLimit:       "A limit is reached",
+	codeConflict:        "The reservation cannot do this",
 	codeInternal:        "The gateway failed",
 }
 

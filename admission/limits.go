@@ -1,0 +1,359 @@
+package admission
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kanjo-dev/kanjo/internal/calendar"
+	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/schemas"
+	"github.com/kanjo-dev/kanjo/schemas/control"
+	"github.com/kanjo-dev/kanjo/sinks/counters"
+)
+
+// Ask is what a caller wants to use.
+type Ask struct {
+	Tenant   string
+	Subjects map[string]string // dimension to value: user, workflow, api_key
+	Amounts  map[string]int64  // by metric, in its smallest unit, above zero; list costs under counters.ListCostMetric
+}
+
+// AskError says that the ask is wrong, and would be however often it were repeated.
+type AskError struct {
+	Field  string
+	Detail string
+	// Unknown says that a name is not in the control plane that was read so far; a newer one may have it.
+	Unknown bool
+}
+
+// Error names the field.
+func (e *AskError) Error() string { return e.Field + ": " + e.Detail }
+
+// Rule is a limit that holds for an ask.
+type Rule struct {
+	Name    string
+	Subject string // of the limit's dimension; empty for the whole tenant
+	*control.Limit
+	// Leg is the index of the leg whose counter the limit is tested against.
+	Leg int
+}
+
+// Hard says that the rule refuses what would pass its maximum.
+func (r *Rule) Hard() bool { return r.Mode != "soft" && r.Mode != "shadow" && r.Action != "notify" }
+
+// refusesUnknown says that the rule does not let pass what it cannot count.
+func (r *Rule) refusesUnknown() bool { return r.OnUnknown != "allow" && r.Mode != "shadow" }
+
+// Demand is an ask with the limits that hold for it and the counters that it takes of.
+type Demand struct {
+	Legs  []counters.Leg
+	Rules []Rule
+}
+
+// mayBeUnknown says that the ask passes when nothing can be counted: there are limits, and each says so.
+func (d *Demand) mayBeUnknown() bool {
+	return len(d.Rules) > 0 && !slices.ContainsFunc(d.Rules, func(r Rule) bool { return r.refusesUnknown() })
+}
+
+// Book is the limits of one state of the control plane. It is safe for concurrent use.
+type Book struct {
+	dir   *directory.Directory
+	grace counters.Grace
+	// names are the limits that may hold for an ask of a metric, sorted.
+	names     map[string][]string
+	always    []string // money limits that hold for every ask
+	calendars sync.Map // tenant to counters.Calendar
+}
+
+// NewBook reads every limit that the directory knows, those of the future too. grace must be the sink's.
+func NewBook(dir *directory.Directory, grace counters.Grace) (*Book, error) {
+	b := &Book{dir: dir, grace: grace, names: make(map[string][]string)}
+	add := func(metric, name string) {
+		if !slices.Contains(b.names[metric], name) {
+			b.names[metric] = append(b.names[metric], name)
+		}
+	}
+	for _, name := range dir.EveryName(control.KindLimit) {
+		for _, doc := range dir.Versions(control.KindLimit, name) {
+			if doc.Deleted {
+				continue
+			}
+			l := new(control.Limit)
+			if err := json.Unmarshal(doc.Spec, l); err != nil {
+				return nil, fmt.Errorf("limit %s/%d: %w", doc.Name, doc.Version, err)
+			}
+			add(l.Metric, name)
+			if !isMoney(l.Metric) {
+				continue
+			}
+			if len(l.For) == 0 && !slices.Contains(b.always, name) {
+				b.always = append(b.always, name)
+			}
+			for _, metric := range l.For {
+				add(metric, name)
+			}
+		}
+	}
+	return b, nil
+}
+
+func isMoney(metric string) bool { return strings.HasPrefix(metric, counters.ListCostMetric("")) }
+
+// Scale returns how many decimal digits a metric's amounts have.
+func (b *Book) Scale(metric string, now time.Time) (uint8, error) {
+	if isMoney(metric) {
+		return 6, nil // micro-units
+	}
+	m, ok := b.dir.Metric(metric, now)
+	if !ok {
+		return 0, &AskError{Field: "amounts." + metric, Detail: "there is no such metric", Unknown: true}
+	}
+	if m.Aggregation != control.Sum && m.Aggregation != control.Count {
+		return 0, &AskError{Field: "amounts." + metric, Detail: fmt.Sprintf("its aggregation is %s: only sums and counts can be reserved", m.Aggregation)}
+	}
+	return m.Scale, nil
+}
+
+func (b *Book) calendar(tenant string) (counters.Calendar, error) {
+	if c, ok := b.calendars.Load(tenant); ok {
+		return c.(counters.Calendar), nil
+	}
+	c, err := counters.CalendarOf(b.dir, tenant, b.grace)
+	if err != nil || !c.Known() {
+		return c, err
+	}
+	b.calendars.Store(tenant, c)
+	return c, nil
+}
+
+// Demand finds the limits that hold for an ask and the counters they are tested against. The error is an *AskError, or matches
+// counters.ErrCannotCount.
+func (b *Book) Demand(ask Ask, now time.Time) (Demand, error) {
+	if len(ask.Amounts) == 0 {
+		return Demand{}, &AskError{Field: "amounts", Detail: "name at least one metric"}
+	}
+	for metric, amount := range ask.Amounts {
+		if amount < 1 || amount > schemas.MaxUnits {
+			return Demand{}, &AskError{Field: "amounts." + metric, Detail: fmt.Sprintf("%d of the smallest unit is not from 1 to %d", amount, int64(schemas.MaxUnits))}
+		}
+	}
+	return b.demand(ask, now, true)
+}
+
+// Settled finds the counters of what was used. It refuses nothing: what lacks a subject or a price is left to its event.
+func (b *Book) Settled(ask Ask, now time.Time) (Demand, error) { return b.demand(ask, now, false) }
+
+// Limits returns the limits that hold for a tenant with the given subjects, whatever it asks for; those of subjects that
+// are not given are left out. Amounts are 1.
+func (b *Book) Limits(tenant string, subjects map[string]string, now time.Time) (Demand, error) {
+	ask := Ask{Tenant: tenant, Subjects: subjects, Amounts: make(map[string]int64)}
+	for _, name := range b.dir.Names(control.KindLimit, now) {
+		if l, ok := b.dir.Limit(name, now); ok {
+			ask.Amounts[l.Metric] = 1
+		}
+	}
+	return b.demand(ask, now, false)
+}
+
+func (b *Book) demand(ask Ask, now time.Time, strict bool) (Demand, error) {
+	tenant, ok := b.dir.Tenant(ask.Tenant, now)
+	if !ok {
+		return Demand{}, &AskError{Field: "tenant", Detail: fmt.Sprintf("there is no tenant %q", ask.Tenant), Unknown: true}
+	}
+	zones, err := b.calendar(ask.Tenant)
+	if err != nil {
+		return Demand{}, fmt.Errorf("tenant %q: %w", ask.Tenant, err)
+	}
+	rules, err := b.rules(ask, tenant, now, strict)
+	if err != nil {
+		return Demand{}, err
+	}
+	d := Demand{Rules: rules}
+	at := make(map[string]int, len(rules)) // of legs, by the counter's key
+	for i := range d.Rules {
+		r := &d.Rules[i]
+		leg := counters.Leg{Metric: r.Metric, Amount: ask.Amounts[r.Metric], Maximum: -1, MayBeUnknown: true}
+		if r.Window == "concurrency" {
+			c := counters.Concurrency(ask.Tenant, r.Metric, r.Per, r.Subject, now)
+			leg.HeldOnly, leg.Counters = true, [2]counters.Counter{c, c}
+		} else {
+			kind, err := counters.ParseKind(r.Window)
+			if err != nil || r.Durable {
+				return Demand{}, &counters.CannotCountError{Tenant: ask.Tenant, Reason: counters.ReasonUnsupported,
+					Err: fmt.Errorf("limit %q (window %s, durable %v) is of a kind that this version cannot count", r.Name, r.Window, r.Durable)}
+			}
+			id := counters.ID{Tenant: ask.Tenant, Metric: r.Metric, Dimension: r.Per, Subject: r.Subject, Kind: kind}
+			leg.Counters[0] = zones.At(id, now)
+			leg.Counters[1] = leg.Counters[0]
+			if end := leg.Counters[0].Window.End; !end.IsZero() {
+				leg.Counters[1] = zones.At(id, end)
+			}
+		}
+		j, have := at[leg.Counters[0].Key]
+		if !have {
+			j = len(d.Legs)
+			at[leg.Counters[0].Key] = j
+			d.Legs = append(d.Legs, leg)
+		}
+		r.Leg = j
+		if r.Hard() {
+			l := &d.Legs[j]
+			if l.Maximum < 0 || *r.Maximum < l.Maximum {
+				l.Maximum = *r.Maximum
+			}
+			l.MayBeUnknown = l.MayBeUnknown && !r.refusesUnknown()
+		}
+	}
+	return d, nil
+}
+
+// rules returns the limits that hold, sorted by name. Of several for one metric, dimension, window and mode the most specific ones hold alone:
+// those for the very subject, then the tenant, then its plan, then everybody.
+func (b *Book) rules(ask Ask, tenant *control.Tenant, now time.Time, strict bool) ([]Rule, error) {
+	var names []string
+	for metric := range ask.Amounts {
+		names = append(names, b.names[metric]...)
+	}
+	if strict {
+		names = append(names, b.always...)
+	}
+	slices.Sort(names)
+	type series struct{ metric, per, window, mode string }
+	best := make(map[series]int, len(names))
+	var found []Rule
+	var ranks []int
+	for _, name := range slices.Compact(names) {
+		l, ok := b.dir.Limit(name, now)
+		if !ok || l.Maximum == nil || l.Tenant != "" && l.Tenant != ask.Tenant || l.Plan != "" && l.Plan != tenant.Plan {
+			continue
+		}
+		if strict && isMoney(l.Metric) && !costs(l, ask) {
+			continue // the newest version is for other metrics than an older one was
+		}
+		if _, asked := ask.Amounts[l.Metric]; !asked {
+			if !strict {
+				continue
+			}
+			if isMoney(l.Metric) {
+				return nil, &counters.CannotCountError{Tenant: ask.Tenant, Reason: counters.ReasonUnpriced,
+					Err: fmt.Errorf("limit %q counts %s, and the ask has no amount of it", name, l.Metric)}
+			}
+			continue
+		}
+		subject := ""
+		if l.Per != "" {
+			subject = ask.Subjects[l.Per]
+			switch {
+			case subject == "" && strict:
+				return nil, &AskError{Field: "subjects." + l.Per, Detail: fmt.Sprintf("is missing, and the limit %q needs it", name)}
+			case subject == "":
+				continue
+			case l.Subject != "" && l.Subject != subject:
+				continue
+			}
+		}
+		rank := rankOf(l)
+		s := series{l.Metric, l.Per, l.Window, cmp.Or(l.Mode, "hard")}
+		best[s] = max(best[s], rank)
+		found = append(found, Rule{Name: name, Subject: subject, Limit: l})
+		ranks = append(ranks, rank)
+	}
+	out := found[:0]
+	for i, r := range found {
+		if ranks[i] == best[series{r.Metric, r.Per, r.Window, cmp.Or(r.Mode, "hard")}] {
+			out = append(out, r)
+		}
+	}
+	return out, nil
+}
+
+func rankOf(l *control.Limit) int {
+	switch {
+	case l.Subject != "" && l.Tenant != "":
+		return 5
+	case l.Subject != "":
+		return 4
+	case l.Tenant != "":
+		return 3
+	case l.Plan != "":
+		return 2
+	}
+	return 1
+}
+
+// costs says whether a money limit holds for the ask.
+func costs(l *control.Limit, ask Ask) bool {
+	if _, asked := ask.Amounts[l.Metric]; asked || len(l.For) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(l.For, func(metric string) bool { _, ok := ask.Amounts[metric]; return ok })
+}
+
+// Status is a limit with what its counter holds.
+type Status struct {
+	Rule
+	Window                 calendar.Interval // zero for a limit without one
+	Zone                   string
+	Used, Pending, Held    int64
+	Remaining              int64 // never negative
+	Over                   bool  // the ask would pass the maximum, or the count already does
+	NeverFits, WindowGiven bool  // the ask alone is more than the maximum; the window is known
+}
+
+// statuses reads a reply. taken says that the ask's amounts are in none of the counts yet and are to be added, as held or pending.
+func (d *Demand) statuses(ask Ask, reply *counters.ReserveReply, verb counters.Verb) []Status {
+	out := make([]Status, len(d.Rules))
+	for i, r := range d.Rules {
+		leg, c := &d.Legs[r.Leg], reply.Legs[r.Leg]
+		counter := leg.Counters[0]
+		if c.Next {
+			counter = leg.Counters[1]
+		}
+		s := Status{Rule: r, Window: counter.Window, Zone: counter.Zone, Used: c.Used, Pending: c.Pending, Held: c.Held}
+		before := c.Used + c.Pending + c.Held
+		amount := leg.Amount
+		if reply.Replayed {
+			amount = 0 // is in the counts
+		}
+		s.Over = before+amount > *r.Maximum
+		s.NeverFits = leg.Amount > *r.Maximum
+		if reply.Allowed && !reply.Replayed {
+			switch verb {
+			case counters.Reserve:
+				s.Held += leg.Amount
+			case counters.CountIt:
+				if !leg.HeldOnly {
+					s.Pending += leg.Amount
+				}
+			}
+		}
+		s.Remaining = max(0, *r.Maximum-s.Used-s.Pending-s.Held)
+		s.WindowGiven = !counter.Window.End.IsZero()
+		out[i] = s
+	}
+	return out
+}
+
+// retryAfter returns after how many seconds every violated limit may have room, rounded up; false when waiting does not help.
+func retryAfter(violated []Status, now time.Time) (seconds int64, ok bool) {
+	for _, s := range violated {
+		switch {
+		case s.NeverFits:
+			return 0, false
+		case s.WindowGiven:
+			left := s.Window.End.Sub(now)
+			seconds = max(seconds, int64(math.Ceil(left.Seconds())), 1)
+		case s.Limit.Window == "concurrency":
+			seconds = max(seconds, 1) // a hold ends when its caller says so
+		default:
+			return 0, false // a total never has room again
+		}
+	}
+	return seconds, true
+}

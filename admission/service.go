@@ -1,0 +1,381 @@
+package admission
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/sinks/counters"
+)
+
+// Store takes and gives back; *counters.Admitter is one. Each call may be repeated after a lost answer.
+type Store interface {
+	Do(ctx context.Context, c counters.ReserveCall) (counters.ReserveReply, error)
+	Settle(ctx context.Context, s counters.Settlement) (counters.SettleReply, error)
+	Release(ctx context.Context, tenant, id string) (before counters.State, writes int64, err error)
+	Extend(ctx context.Context, tenant, id string, life time.Duration) (expires time.Time, writes int64, err error)
+	Lookup(ctx context.Context, tenant, id string) (counters.Reservation, error)
+	Seen(ctx context.Context, tenant, message, token string, life time.Duration) (bool, error)
+}
+
+// Outcome is one of three answers. The zero value is CannotCount, so that an answer nobody filled in refuses.
+type Outcome int
+
+// The outcomes.
+const (
+	CannotCount Outcome = iota
+	OverLimit
+	Allowed
+)
+
+// String returns the outcome's word.
+func (o Outcome) String() string {
+	switch o {
+	case Allowed:
+		return "allowed"
+	case OverLimit:
+		return "over_limit"
+	}
+	return "cannot_count"
+}
+
+// Answer is what an ask is told.
+type Answer struct {
+	Outcome Outcome
+	// Reason says why it cannot be counted; also set when the ask passes uncounted.
+	Reason counters.Reason
+	Cause  error // what stood in the way; nil unless Reason is set
+	// Counted says that every limit was counted. An ask passes uncounted only where its limits say on_unknown: allow.
+	Counted  bool
+	Replayed bool // the same ask had been allowed before
+	Expires  time.Time
+	Limits   []Status
+	// Violated are the hard limits that refuse.
+	Violated []Status
+	// RetryAfter is in seconds, valid if Retry.
+	RetryAfter int64
+	Retry      bool
+	Now        time.Time // the store's; zero when it is not known
+}
+
+// Config is what a Service needs.
+type Config struct {
+	Control counters.Directories
+	Store   Store          // nil answers everything "cannot count"
+	Grace   counters.Grace // the sink's
+	// Budget bounds one answer; 120 ms by default. The store's client must be bounded too: see Timeouts.
+	Budget time.Duration
+	// Life is how long a hold lives that asks for nothing else; 2 min by default.
+	Life time.Duration
+}
+
+// Service answers. It is safe for concurrent use.
+type Service struct {
+	cfg     Config
+	book    atomic.Pointer[Book]
+	metrics *metrics
+	brake   brake
+}
+
+// New returns a Service.
+func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) *Service {
+	if cfg.Budget == 0 {
+		cfg.Budget = 120 * time.Millisecond
+	}
+	if cfg.Life == 0 {
+		cfg.Life = 2 * time.Minute
+	}
+	s := &Service{cfg: cfg}
+	s.brake.log = log
+	s.metrics = newMetrics(reg, &s.brake)
+	return s
+}
+
+// Book returns the limits of the newest control plane, or an error that matches counters.ErrCannotCount.
+func (s *Service) Book() (*Book, error) {
+	dir := s.cfg.Control.Current()
+	if dir == nil {
+		return nil, &counters.CannotCountError{Reason: counters.ReasonNotLoaded}
+	}
+	return s.bookOf(dir)
+}
+
+func (s *Service) bookOf(dir *directory.Directory) (*Book, error) {
+	b := s.book.Load()
+	if b != nil && b.dir == dir {
+		return b, nil
+	}
+	b, err := NewBook(dir, s.cfg.Grace)
+	if err != nil {
+		return nil, err
+	}
+	s.book.Store(b)
+	return b, nil
+}
+
+// Request is an ask with what the verbs need beside it.
+type Request struct {
+	Ask
+	ID   string        // of the reservation; empty for Check
+	Life time.Duration // of the hold; zero takes the default
+}
+
+// Ask answers by the verb. The error is an *AskError or a *counters.ConflictError; every other fault is an Answer that cannot count.
+func (s *Service) Ask(ctx context.Context, verb counters.Verb, r Request) (Answer, error) {
+	a, err := s.ask(ctx, verb, r)
+	s.observe(string(verb), r.Tenant, a, err)
+	return a, err
+}
+
+func (s *Service) ask(ctx context.Context, verb counters.Verb, r Request) (Answer, error) {
+	book, err := s.Book()
+	if err != nil {
+		return cannot(err), nil
+	}
+	now := time.Now()
+	demand, err := book.Demand(r.Ask, now)
+	if err != nil {
+		if _, wrong := errors.AsType[*AskError](err); wrong {
+			return Answer{}, err
+		}
+		return cannot(err), nil
+	}
+	if s.cfg.Store == nil {
+		return s.unknown(&demand, &counters.CannotCountError{Tenant: r.Tenant, Reason: counters.ReasonNoStore}), nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Budget)
+	defer cancel()
+	life := r.Life
+	if life == 0 {
+		life = s.cfg.Life
+	}
+	call := counters.ReserveCall{Verb: verb, Tenant: r.Tenant, ID: r.ID, Fingerprint: fingerprint(string(verb), r.Tenant, r.Subjects, r.Amounts), Life: life, Legs: demand.Legs}
+	reply, err := s.cfg.Store.Do(ctx, call)
+	if at, moved := counters.WindowMoved(err); moved {
+		// This machine's clock is off by more than a window: the store's decides, once.
+		if demand, err = book.Demand(r.Ask, at); err == nil {
+			call.Legs = demand.Legs
+			reply, err = s.cfg.Store.Do(ctx, call)
+		}
+	}
+	if err != nil {
+		if _, conflict := errors.AsType[*counters.ConflictError](err); conflict {
+			return Answer{}, err
+		}
+		return s.unknown(&demand, err), nil
+	}
+	s.metrics.writes.WithLabelValues(string(verb)).Add(float64(reply.Writes))
+	a := Answer{Counted: !reply.Uncounted, Replayed: reply.Replayed, Expires: reply.Expires, Now: reply.Now, Limits: demand.statuses(r.Ask, &reply, verb)}
+	if reply.Allowed {
+		a.Outcome = Allowed
+		return a, nil
+	}
+	for _, st := range a.Limits {
+		if st.Hard() && st.Over {
+			a.Violated = append(a.Violated, st)
+		}
+	}
+	a.Outcome = OverLimit
+	a.RetryAfter, a.Retry = retryAfter(a.Violated, reply.Now)
+	return a, nil
+}
+
+// unknown is the answer when the store does not give one.
+func (s *Service) unknown(d *Demand, err error) Answer {
+	a := cannot(err)
+	if d.mayBeUnknown() {
+		a.Outcome = Allowed
+	}
+	return a
+}
+
+// cannot is the answer that refuses because of err. An error without a reason is a fault of ours: its reason is that of a lost state.
+func cannot(err error) Answer {
+	reason := counters.ReasonStateLost
+	if c, ok := errors.AsType[*counters.CannotCountError](err); ok {
+		reason = c.Reason
+	}
+	return Answer{Outcome: CannotCount, Reason: reason, Cause: err, Retry: reason != counters.ReasonUnpriced && reason != counters.ReasonUnsupported, RetryAfter: 1}
+}
+
+// Settle records what was used. The error is an *AskError, a *counters.ConflictError, or matches counters.ErrNoReservation or
+// counters.ErrCannotCount.
+func (s *Service) Settle(ctx context.Context, id string, used Ask) (counters.SettleReply, error) {
+	var reply counters.SettleReply
+	err := s.verb(ctx, "settle", used.Tenant, func(ctx context.Context) (writes int64, err error) {
+		book, err := s.Book()
+		if err != nil {
+			return 0, err
+		}
+		demand, err := book.Settled(used, time.Now())
+		if err != nil {
+			if _, cannot := errors.AsType[*counters.CannotCountError](err); !cannot {
+				return 0, err
+			}
+			demand = Demand{} // a limit of a kind that cannot be counted holds up no settlement
+		}
+		reply, err = s.cfg.Store.Settle(ctx, counters.Settlement{
+			Tenant: used.Tenant, ID: id, Fingerprint: fingerprint("settle", used.Tenant, nil, used.Amounts), Amounts: used.Amounts, Legs: demand.Legs,
+		})
+		return reply.Writes, err
+	})
+	if err == nil && !reply.Replayed {
+		switch reply.Before {
+		case counters.Expired:
+			s.metrics.settled.WithLabelValues("late").Inc()
+		case counters.Released:
+			s.metrics.settled.WithLabelValues("reopened").Inc()
+			s.brake.log.Warn("a reservation was settled after its release: the work was done after all", "tenant", used.Tenant, "reservation", id)
+		case counters.Taken:
+			s.metrics.settled.WithLabelValues("after_event").Inc()
+		default:
+			s.metrics.settled.WithLabelValues("in_time").Inc()
+		}
+		if reply.Beyond {
+			s.metrics.settled.WithLabelValues("beyond_reservation").Inc()
+		}
+	}
+	return reply, err
+}
+
+// Release gives a hold back. Its errors are Settle's.
+func (s *Service) Release(ctx context.Context, tenant, id string) (before counters.State, err error) {
+	err = s.verb(ctx, "release", tenant, func(ctx context.Context) (writes int64, err error) {
+		before, writes, err = s.cfg.Store.Release(ctx, tenant, id)
+		return writes, err
+	})
+	return before, err
+}
+
+// Extend lets a hold live longer. Its errors are Settle's.
+func (s *Service) Extend(ctx context.Context, tenant, id string, life time.Duration) (expires time.Time, err error) {
+	if life == 0 {
+		life = s.cfg.Life
+	}
+	err = s.verb(ctx, "extend", tenant, func(ctx context.Context) (writes int64, err error) {
+		expires, writes, err = s.cfg.Store.Extend(ctx, tenant, id, life)
+		return writes, err
+	})
+	return expires, err
+}
+
+// Lookup returns a reservation. Its errors are Settle's.
+func (s *Service) Lookup(ctx context.Context, tenant, id string) (r counters.Reservation, err error) {
+	err = s.verb(ctx, "lookup", tenant, func(ctx context.Context) (int64, error) {
+		r, err = s.cfg.Store.Lookup(ctx, tenant, id)
+		return 0, err
+	})
+	return r, err
+}
+
+// Seen says whether a message was seen before. When that is not known it says no and returns the reason: a double answer is
+// better than none.
+func (s *Service) Seen(ctx context.Context, tenant, message, token string, life time.Duration) (seen bool, err error) {
+	err = s.verb(ctx, "seen", tenant, func(ctx context.Context) (int64, error) {
+		seen, err = s.cfg.Store.Seen(ctx, tenant, message, token, life)
+		if err != nil || seen {
+			return 0, err
+		}
+		return 1, nil
+	})
+	return seen && err == nil, err
+}
+
+// Limits returns the tenant's limits with their counts.
+func (s *Service) Limits(ctx context.Context, tenant string, subjects map[string]string) (Answer, error) {
+	book, err := s.Book()
+	if err != nil {
+		return cannot(err), nil
+	}
+	demand, err := book.Limits(tenant, subjects, time.Now())
+	if err != nil {
+		if _, wrong := errors.AsType[*AskError](err); wrong {
+			return Answer{}, err
+		}
+		return cannot(err), nil
+	}
+	var a Answer
+	err = s.verb(ctx, "limits", tenant, func(ctx context.Context) (int64, error) {
+		for i := range demand.Legs {
+			demand.Legs[i].Amount = 0
+		}
+		reply, err := s.cfg.Store.Do(ctx, counters.ReserveCall{Verb: counters.Check, Tenant: tenant, Legs: demand.Legs})
+		if err != nil {
+			return 0, err
+		}
+		a = Answer{Outcome: Allowed, Counted: !reply.Uncounted, Now: reply.Now, Limits: demand.statuses(Ask{}, &reply, counters.Check)}
+		return reply.Writes, nil
+	})
+	if err != nil {
+		return cannot(err), nil
+	}
+	return a, nil
+}
+
+// verb carries out what is no ask, within the budget, and counts its outcome.
+func (s *Service) verb(ctx context.Context, verb, tenant string, do func(context.Context) (writes int64, err error)) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Budget)
+	defer cancel()
+	var err error
+	if s.cfg.Store == nil {
+		err = &counters.CannotCountError{Tenant: tenant, Reason: counters.ReasonNoStore}
+	} else {
+		var writes int64
+		writes, err = do(ctx)
+		s.metrics.writes.WithLabelValues(verb).Add(float64(writes))
+	}
+	a := Answer{Outcome: Allowed, Counted: true}
+	var asked *AskError
+	var conflict *counters.ConflictError
+	if err != nil && !errors.Is(err, counters.ErrNoReservation) && !errors.As(err, &asked) && !errors.As(err, &conflict) {
+		a = cannot(err)
+	}
+	s.observe(verb, tenant, a, err)
+	return err
+}
+
+func (s *Service) observe(verb, tenant string, a Answer, err error) {
+	outcome := a.Outcome.String()
+	switch {
+	case a.Reason == "" && errors.Is(err, counters.ErrNoReservation):
+		outcome = "unknown_reservation"
+	case a.Reason == "" && err != nil:
+		outcome = "refused"
+		if _, conflict := errors.AsType[*counters.ConflictError](err); conflict {
+			outcome = "conflict"
+		}
+	case a.Outcome == Allowed && a.Reason != "":
+		outcome = "allowed_uncounted"
+	}
+	s.metrics.answers.WithLabelValues(verb, outcome, string(a.Reason)).Inc()
+	s.brake.saw(tenant, a.Reason, a.Cause)
+}
+
+// fingerprint is of everything that makes an ask the same ask.
+func fingerprint(verb, tenant string, subjects map[string]string, amounts map[string]int64) string {
+	h := sha256.New()
+	part := func(s string) { fmt.Fprintf(h, "%d:%s", len(s), s) }
+	part(verb)
+	part(tenant)
+	part(strconv.Itoa(len(subjects)))
+	for _, k := range slices.Sorted(maps.Keys(subjects)) {
+		part(k)
+		part(subjects[k])
+	}
+	for _, k := range slices.Sorted(maps.Keys(amounts)) {
+		part(k)
+		part(strconv.FormatInt(amounts[k], 10))
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
