@@ -109,6 +109,7 @@ type Stage struct {
 	workers   map[topicPartition]*worker
 	metadata  map[topicPartition]string // of the offsets fetched last
 	ill       map[topicPartition]error  // workers whose last insert failed
+	silent    error                     // what the last sign of life failed with
 	committed map[topicPartition]bool   // whether the fetched offset was a committed one
 }
 
@@ -180,18 +181,16 @@ func (s *Stage) Run(ctx context.Context) error {
 	}
 	s.client = client
 
-	pinging := make(chan struct{})
-	go func() {
-		defer close(pinging)
-		s.watchKafka(ctx)
-	}()
+	var watching sync.WaitGroup
+	watching.Go(func() { s.watchKafka(ctx) })
+	watching.Go(func() { s.watchClickHouse(ctx) })
 	s.poll(ctx)
 	// In flow order: no more polling, then what was read is inserted and committed, then the group is left.
 	s.release(s.held(), s.cfg.DrainTimeout, true)
 	client.CloseAllowingRebalance()
 	// What a rebalance brought between the two.
 	s.release(s.held(), 0, false)
-	<-pinging
+	watching.Wait()
 	s.started.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,6 +298,46 @@ func (s *Stage) fail(err error) {
 	}
 	s.mu.Unlock()
 	s.abort()
+}
+
+// watchClickHouse tells the health whether ClickHouse answers: an insert into a server that is frozen says nothing before its
+// timeout, and a stage without input asks for nothing at all.
+func (s *Stage) watchClickHouse(ctx context.Context) {
+	const every, patience = 2 * time.Second, 5 * time.Second
+	config := s.cfg.ClickHouse
+	config.MaxOpenConns, config.DialTimeout, config.ReadTimeout = 1, patience, patience
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		attempt, cancel := context.WithTimeout(ctx, patience)
+		conn, err := config.Open(attempt)
+		cancel()
+		if err == nil {
+			err = conn.Close()
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		s.mu.Lock()
+		s.silent = err
+		s.tellClickHouse()
+		s.mu.Unlock()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// tellClickHouse sets the health of ClickHouse by its last answers. The caller holds s.mu.
+func (s *Stage) tellClickHouse() {
+	state := s.silent
+	for _, e := range s.ill {
+		state = e
+		break
+	}
+	s.health.Set(checkClickHouse, state)
 }
 
 // watchKafka tells the health what the brokers answer: a client that only fetches would stay silent about an outage.
@@ -584,6 +623,7 @@ func (s *Stage) insertBlock(ctx context.Context, topic string, w rowWriter, st s
 	defer s.mu.Unlock()
 	if err == nil {
 		delete(s.ill, tp)
+		s.silent = nil // progress counts for more than a sign of life that a busy server was late with
 	} else {
 		s.ill[tp] = err
 		code := 0
@@ -593,12 +633,7 @@ func (s *Stage) insertBlock(ctx context.Context, topic string, w rowWriter, st s
 		s.metrics.insertErrors.WithLabelValues(strconv.Itoa(code)).Inc()
 		s.log.Warn("insert failed; the same block is tried again", "err", err)
 	}
-	var state error
-	for _, e := range s.ill {
-		state = e
-		break
-	}
-	s.health.Set(checkClickHouse, state)
+	s.tellClickHouse()
 	return err
 }
 
