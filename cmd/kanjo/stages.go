@@ -165,13 +165,18 @@ func (c *gatewayCmd) Run(ctx context.Context, e *env) error {
 		return exitError{exitUsage, err}
 	}
 	defer rdb.Close()
+	hurried, err := redis.Hurried().NewClient()
+	if err != nil {
+		return exitError{exitUsage, err}
+	}
+	defer hurried.Close()
 	return c.run(ctx, e, "gateway", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
 		follower, err := directory.NewFollower(kafka, log)
 		if err != nil {
 			return nil, err
 		}
 		door, err := gateway.New(gateway.Config{
-			Kafka: kafka, Control: follower, Usage: counters.NewReader(rdb, follower, counters.Grace{}),
+			Kafka: kafka, Control: follower, Usage: counters.NewReader(rdb, follower, counters.Grace{}), Admission: counters.NewAdmitter(hurried),
 			Listen: c.Listen, CertFile: c.CertFile, KeyFile: c.KeyFile,
 		}, log, reg, health)
 		return following{door, follower}, err

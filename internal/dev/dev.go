@@ -83,6 +83,12 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 	}
 	defer rdb.Close()
 	usage := counters.NewReader(rdb, follower, counters.Grace{})
+	hurried, err := redisConfig.Hurried().NewClient()
+	if err != nil {
+		return err
+	}
+	defer hurried.Close()
+	admit := counters.NewAdmitter(hurried)
 
 	var gatherers prometheus.Gatherers
 	process := ops.NewRegistry()
@@ -101,7 +107,7 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 	}
 	err = errors.Join(
 		add("gateway", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
-			return gateway.New(gateway.Config{Kafka: addr.kafka("gateway"), Listen: addr.Gateway, Control: follower, Usage: usage}, log, reg, health)
+			return gateway.New(gateway.Config{Kafka: addr.kafka("gateway"), Listen: addr.Gateway, Control: follower, Usage: usage, Admission: admit}, log, reg, health)
 		}),
 		add("enricher", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
 			return enricher.New(enricher.Config{Kafka: addr.kafka("enricher"), Control: follower}, log, reg, health)
@@ -110,7 +116,8 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 			return deduper.New(deduper.Config{Kafka: addr.kafka("deduper"), StateDir: filepath.Join(cfg.Dir, "deduper")}, log, reg, health)
 		}),
 		add("counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
-			return counters.New(counters.Config{Kafka: addr.kafka("counters"), Redis: redisConfig, Directory: follower}, log, reg, health)
+			// Hard limits stay shut for the longest life of a hold after every start, and nobody waits a quarter of an hour for a demo.
+			return counters.New(counters.Config{Kafka: addr.kafka("counters"), Redis: redisConfig, Directory: follower, MaxHold: time.Minute}, log, reg, health)
 		}),
 		add("ledger", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
 			return ledger.New(ledger.Config{Kafka: addr.kafka("ledger"), ClickHouse: clickhouseConfig}, log, reg, health)
