@@ -11,8 +11,8 @@ import (
 
 // Adjust rates a final period again as of a new cut, at the prices, zone rules and rating rules that its invoice pinned, and documents what differs
 // from everything documented before: late events, cancels and amends. A tenant for whom no amount differs gets no document. The cut of
-// an adjustment is written in the transaction of its document, so a run that is killed leaves nothing to resume. Of the options, AcceptHeld
-// has no effect: usage without a price is listed.
+// an adjustment is written in the transaction of its document, so a run that is killed leaves nothing to resume. Usage without a price that no
+// document lists yet holds the adjustment back, unless it is accepted: then the adjustment lists it, even when no amount differs.
 func Adjust(ctx context.Context, deps Deps, opts Options) (*Report, error) {
 	return newClosing(deps, opts).do(ctx, (*closing).adjust)
 }
@@ -92,16 +92,26 @@ func (c *closing) adjustments(ctx context.Context, cuts []*document.Cut) error {
 		}
 		bySeries := make(map[string][]computed)
 		for _, b := range bodies {
-			adjusted, err := b.adjustment(before[document.TenantPeriod{Tenant: b.cut.Tenant, Period: b.cut.Period}])
+			if b.err != nil {
+				c.fail(b.cut.Tenant, b.err)
+				continue
+			}
+			adjusted, unpriced, err := b.adjustment(before[document.TenantPeriod{Tenant: b.cut.Tenant, Period: b.cut.Period}])
 			if err != nil {
-				return err
+				c.fail(b.cut.Tenant, err)
+				continue
 			}
 			if adjusted.body == nil {
 				continue
 			}
 			r := c.reports[b.cut.Tenant]
-			r.Currency, r.Total, r.Events, r.Unpriced, r.Body = adjusted.body.Currency, adjusted.body.Total, adjusted.body.Manifest.Events, adjusted.body.Unpriced, adjusted.body
-			if r.Status = Draft; !c.opts.DryRun {
+			r.Currency, r.Total, r.Events, r.Unpriced, r.Body = adjusted.body.Currency, adjusted.body.Total, adjusted.body.Manifest.Events, unpriced, adjusted.body
+			switch {
+			case c.opts.DryRun:
+				r.Status = Draft
+			case len(unpriced) > 0 && !c.opts.AcceptHeld:
+				r.Status = Held
+			default:
 				bySeries[b.cut.Series] = append(bySeries[b.cut.Series], adjusted)
 			}
 		}
@@ -115,8 +125,9 @@ func (c *closing) adjustments(ctx context.Context, cuts []*document.Cut) error {
 	return nil
 }
 
-// adjustment returns the difference to the documents of earlier waves; its body is nil when there is none.
-func (c computed) adjustment(documents []*document.Document) (computed, error) {
+// adjustment returns the difference to the documents of earlier waves, its body nil when there is none, and the usage without a price
+// that they do not list.
+func (c computed) adjustment(documents []*document.Document) (computed, []document.Unpriced, error) {
 	var before []*document.Body
 	var corrects []document.Reference
 	for _, d := range documents {
@@ -125,18 +136,18 @@ func (c computed) adjustment(documents []*document.Document) (computed, error) {
 		}
 		body, err := d.DecodedBody()
 		if err != nil {
-			return c, err
+			return c, nil, err
 		}
 		before = append(before, body)
 		corrects = append(corrects, document.Reference{Number: d.Envelope.Number, Head: d.Head})
 	}
 	body, err := document.Difference(c.body, before, corrects)
 	if err != nil {
-		return c, fmt.Errorf("adjust tenant %s for %s: %w", c.cut.Tenant, c.cut.Period, err)
+		return c, nil, fmt.Errorf("adjust tenant %s for %s: %w", c.cut.Tenant, c.cut.Period, err)
 	}
 	out := computed{cut: c.cut, body: body}
 	if body != nil {
 		out.bytes, err = document.Canonical(body)
 	}
-	return out, err
+	return out, document.NewlyUnpriced(c.body, before), err
 }

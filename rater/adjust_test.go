@@ -1,6 +1,7 @@
 package rater
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -37,6 +38,22 @@ func TestLateAndCorrectedUsageBecomesAdjustments(t *testing.T) {
 	w.send(cancel)
 	adjust("tenant-00 issued INV-000004 -231; tenant-01 unchanged")
 
+	// Late usage without a price is not passed over: the adjustment waits for a decision, and then lists it though no amount differs.
+	late := usage(1, "mystery", july.Add(time.Hour), 0, 0, "")
+	late.Measures = []schemas.Measure{{Metric: "mystery", Units: 5}}
+	w.send(late)
+	r, err := Adjust(t.Context(), w.deps(), Options{Period: "2026-07"})
+	if err != nil || r.Tenants[1].Status != Held || !errors.Is(r.Err(), ErrHeld) || len(r.Tenants[1].Unpriced) != 1 {
+		t.Errorf("late usage without a price: %+v, %v, %v", r.Tenants[1], err, r.Err())
+	}
+	if r, err = Adjust(t.Context(), w.deps(), Options{Period: "2026-07", AcceptHeld: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := statuses(r), "tenant-00 unchanged; tenant-01 issued INV-000005 0"; got != want {
+		t.Errorf("accepted: %s", got)
+	}
+	adjust("tenant-00 unchanged; tenant-01 unchanged")
+
 	docs := w.documents()
 	body, err := docs[3].DecodedBody()
 	if err != nil {
@@ -49,7 +66,7 @@ func TestLateAndCorrectedUsageBecomesAdjustments(t *testing.T) {
 		t.Errorf("its envelope is %+v", docs[3].Envelope)
 	}
 	report, err := Verify(t.Context(), w.deps(), VerifyOptions{})
-	if err != nil || report.Err() != nil || report.Recomputed != 4 {
+	if err != nil || report.Err() != nil || report.Recomputed != 5 {
 		t.Errorf("verify: %v, %v, %d made again", err, report.Err(), report.Recomputed)
 	}
 	e, err := Explain(t.Context(), w.deps(), ExplainOptions{Number: "INV-000003", Line: "calls"})

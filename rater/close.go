@@ -82,6 +82,7 @@ const (
 	InGrace  Status = "in_grace" // the cut may be taken at NotBefore, not earlier
 	Held     Status = "held"     // usage without a price holds the document back
 	Unbilled Status = "unbilled" // no price book in the period
+	Failed   Status = "failed"   // it cannot be billed as it is configured: Reason says why
 
 	Unchanged Status = "unchanged" // nothing to adjust
 )
@@ -90,9 +91,10 @@ const (
 type TenantReport struct {
 	Tenant    string              `json:"tenant"`
 	Status    Status              `json:"status"`
-	Start     time.Time           `json:"start"`
-	End       time.Time           `json:"end"`
-	NotBefore time.Time           `json:"not_before"`
+	Reason    string              `json:"reason,omitempty"` // of Failed
+	Start     time.Time           `json:"start,omitzero"`
+	End       time.Time           `json:"end,omitzero"`
+	NotBefore time.Time           `json:"not_before,omitzero"`
 	Series    string              `json:"series,omitempty"`
 	Number    string              `json:"number,omitempty"`
 	Head      string              `json:"head,omitempty"`
@@ -123,12 +125,20 @@ func (r *Report) Count(s Status) int {
 // ErrHeld is matched when usage without a price holds documents back.
 var ErrHeld = errors.New("usage without a price holds documents back")
 
-// Err returns an error that matches ErrHeld when documents are held back.
+// ErrFailed is matched when tenants cannot be billed as they are configured. The others are closed all the same.
+var ErrFailed = errors.New("tenants cannot be billed as they are configured")
+
+// Err returns an error that matches ErrHeld when documents are held back, and ErrFailed when tenants have failed.
 func (r *Report) Err() error {
+	var errs []error
 	if n := r.Count(Held); n > 0 {
-		return fmt.Errorf("%d of %d: %w: price it, list its metric as unbilled, or accept it with --accept-held", n, len(r.Tenants), ErrHeld)
+		errs = append(errs, fmt.Errorf("%d of %d: %w: price it, list its metric as unbilled, or accept it with --accept-held", n, len(r.Tenants), ErrHeld))
 	}
-	return nil
+	if n := r.Count(Failed); n > 0 {
+		first := r.Tenants[slices.IndexFunc(r.Tenants, func(t TenantReport) bool { return t.Status == Failed })]
+		errs = append(errs, fmt.Errorf("%d of %d: %w: %s", n, len(r.Tenants), ErrFailed, first.Reason))
+	}
+	return errors.Join(errs...)
 }
 
 // closing is one run.
@@ -224,12 +234,15 @@ func (c *closing) plan() ([]*planned, error) {
 		return nil, err
 	}
 	var ready []*planned
-	var errs []error
 	for i, tenant := range tenants {
 		c.Progress(Progress{Step: "plan", Done: i, Total: len(tenants)})
 		p, err := plan(c.Directory, tenant, c.ym)
+		if err == nil && p.billed {
+			err = c.computer.try(&p.cut)
+		}
 		if err != nil {
-			errs = append(errs, err)
+			c.reports[tenant] = &TenantReport{Tenant: tenant}
+			c.fail(tenant, err)
 			continue
 		}
 		r := &TenantReport{Tenant: tenant, Status: Unbilled, Start: p.period.Start, End: p.period.End, NotBefore: p.notBefore}
@@ -243,7 +256,14 @@ func (c *closing) plan() ([]*planned, error) {
 			ready = append(ready, p)
 		}
 	}
-	return ready, errors.Join(errs...)
+	return ready, nil
+}
+
+// fail reports that a tenant cannot be billed as it is configured. It stays open; the others are not held up by it.
+func (c *closing) fail(tenant string, err error) {
+	r := c.reports[tenant]
+	r.Status, r.Reason = Failed, err.Error()
+	c.Log.Error("cannot bill a tenant", "period", c.opts.Period, "tenant", tenant, "error", err)
 }
 
 // takeOver becomes the one closer of every series that the tenants need, in the order of the series' names, so that two closes that
@@ -305,8 +325,9 @@ func (c *closing) cuts(ctx context.Context, ready []*planned) ([]*document.Cut, 
 			cut = &p.cut
 			missing = append(missing, cut)
 		} else if c.closers[cut.Series] == nil && !c.opts.DryRun {
-			return nil, fmt.Errorf("tenant %s: its cut of %s is in series %s, and it is now in series %s: put it back until the period is closed",
-				p.tenant, c.opts.Period, cut.Series, p.cut.Series)
+			c.fail(p.tenant, fmt.Errorf("tenant %s: its cut of %s is in series %s, and it is now in series %s: put it back until the period is closed",
+				p.tenant, c.opts.Period, cut.Series, p.cut.Series))
+			continue
 		}
 		cuts = append(cuts, cut)
 	}
@@ -446,6 +467,10 @@ func (c *closing) documents(ctx context.Context, cuts []*document.Cut) error {
 		failpoint.Hit("rater.computed")
 		bySeries := make(map[string][]computed)
 		for _, b := range bodies {
+			if b.err != nil {
+				c.fail(b.cut.Tenant, b.err)
+				continue
+			}
 			r := c.reports[b.cut.Tenant]
 			r.Currency, r.Total, r.Events, r.Unpriced, r.Body = b.body.Currency, b.body.Total, b.body.Manifest.Events, b.body.Unpriced, b.body
 			switch {

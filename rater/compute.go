@@ -25,6 +25,7 @@ type computed struct {
 	cut   *document.Cut
 	body  *document.Body
 	bytes []byte // canonical
+	err   error  // why this tenant has no body, although others of its batch may have one
 }
 
 func (c *computed) wave() document.Wave {
@@ -70,55 +71,112 @@ func batches(cuts []*document.Cut) [][]*document.Cut {
 	return out
 }
 
-// bodies computes one batch, in the order of its tenants.
+// bodies computes one batch, in the order of its tenants. What is wrong with one tenant is said in its result; an error means that
+// the batch could not be computed.
 func (c *computer) bodies(ctx context.Context, batch []*document.Cut) ([]computed, error) {
+	out := make([]computed, 0, len(batch))
+	versions, err := c.versions(batch[0])
+	if err != nil {
+		for _, cut := range batch {
+			out = append(out, computed{cut: cut, err: fmt.Errorf("tenant %s for %s: %w", cut.Tenant, cut.Period, err)})
+		}
+		return out, nil
+	}
+	results, err := c.mediate(ctx, batch, versions)
+	if err != nil {
+		return nil, fmt.Errorf("mediate %d tenants from %s for %s: %w", len(batch), batch[0].Tenant, batch[0].Period, err)
+	}
+	for _, cut := range batch {
+		made := computed{cut: cut}
+		if made.body, made.err = c.body(cut, versions, results[cut.Tenant]); made.err == nil {
+			made.bytes, made.err = document.Canonical(made.body)
+		}
+		if made.err != nil {
+			made.err = fmt.Errorf("rate tenant %s for %s: %w", cut.Tenant, cut.Period, made.err)
+		}
+		out = append(out, made)
+	}
+	return out, nil
+}
+
+// try rates no usage: what would fail whatever the usage is fails here, before a cut pins it.
+func (c *computer) try(cut *document.Cut) error {
+	versions, err := c.versions(cut)
+	if err == nil {
+		_, err = c.body(cut, versions, &mediation.Result{Usage: make([][]rating.Usage, len(cut.Segments))})
+	}
+	if err != nil {
+		return fmt.Errorf("tenant %s: %w", cut.Tenant, err)
+	}
+	return nil
+}
+
+// mediate returns the usage of a batch's tenants by the dimensions that the books of its segments distinguish.
+func (c *computer) mediate(ctx context.Context, batch []*document.Cut, versions []*pricebook.Version) (map[string]*mediation.Result, error) {
 	first := batch[0]
-	versions, err := c.versions(first)
+	ledger, err := c.open(ctx, first.Log)
 	if err != nil {
 		return nil, err
 	}
-	b := mediation.Batch{Start: first.Start, End: first.End, Metrics: make(map[string]mediation.Metric)}
+	b := mediation.Batch{Start: first.Start, End: first.End, Metrics: metricsUnder(first, versions...)}
 	for _, cut := range batch {
 		b.Tenants = append(b.Tenants, cut.Tenant)
 	}
 	for _, s := range first.Segments[1:] {
 		b.Splits = append(b.Splits, s.Start)
 	}
-	for _, m := range first.Metrics {
-		b.Metrics[m.Name] = mediation.Metric{Aggregation: control.Aggregation(m.Aggregation), Distinct: m.Distinct}
-	}
-	for _, v := range versions {
-		if v == nil {
-			continue
-		}
-		for name, m := range b.Metrics {
-			m.Dimensions = append(m.Dimensions, v.Spec.PriceDimensions(name)...)
-			slices.Sort(m.Dimensions)
-			m.Dimensions = slices.Compact(m.Dimensions)
-			b.Metrics[name] = m
-		}
-	}
-	ledger, err := c.open(ctx, first.Log)
-	if err != nil {
-		return nil, err
-	}
 	results, err := ledger.Mediate(ctx, b)
-	if err != nil {
-		return nil, fmt.Errorf("mediate %d tenants from %s for %s: %w", len(batch), first.Tenant, first.Period, err)
+	if err != nil || !differentlyDivided(first, versions) {
+		return results, err
 	}
-	out := make([]computed, 0, len(batch))
-	for _, cut := range batch {
-		body, err := c.body(cut, versions, results[cut.Tenant])
+	// Maxima, latest values and distinct counts do not add up: what one book tells apart and the other does not must be asked for
+	// as each book wants it. The digests and counts are those of the whole period.
+	for i, s := range first.Segments {
+		part := mediation.Batch{Tenants: b.Tenants, Start: s.Start, End: s.End, Metrics: metricsUnder(first, versions[i])}
+		of, err := ledger.Mediate(ctx, part)
 		if err != nil {
-			return nil, fmt.Errorf("rate tenant %s for %s: %w", cut.Tenant, cut.Period, err)
+			return nil, err
 		}
-		text, err := document.Canonical(body)
-		if err != nil {
-			return nil, fmt.Errorf("tenant %s for %s: %w", cut.Tenant, cut.Period, err)
+		for tenant, r := range of {
+			results[tenant].Usage[i] = r.Usage[0]
 		}
-		out = append(out, computed{cut, body, text})
 	}
-	return out, nil
+	return results, nil
+}
+
+// metricsUnder returns the metrics of a cut with every dimension that one of the books distinguishes; a nil book distinguishes none.
+func metricsUnder(cut *document.Cut, versions ...*pricebook.Version) map[string]mediation.Metric {
+	metrics := make(map[string]mediation.Metric, len(cut.Metrics))
+	for _, m := range cut.Metrics {
+		metric := mediation.Metric{Aggregation: control.Aggregation(m.Aggregation), Distinct: m.Distinct}
+		for _, v := range versions {
+			if v != nil {
+				metric.Dimensions = append(metric.Dimensions, v.Spec.PriceDimensions(m.Name)...)
+			}
+		}
+		slices.Sort(metric.Dimensions)
+		metric.Dimensions = slices.Compact(metric.Dimensions)
+		metrics[m.Name] = metric
+	}
+	return metrics
+}
+
+// differentlyDivided reports whether the books of the segments distinguish different dimensions of a metric whose totals do not add up.
+func differentlyDivided(cut *document.Cut, versions []*pricebook.Version) bool {
+	all := metricsUnder(cut, versions...)
+	for _, v := range versions {
+		for name, m := range metricsUnder(cut, v) {
+			additive := m.Aggregation == control.Sum || m.Aggregation == control.Count
+			if !additive && !slices.Equal(m.Dimensions, all[name].Dimensions) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func bookKey(name string, version int, sha256 string) string {
+	return fmt.Sprint(name, "/", version, "/", sha256)
 }
 
 // versions returns the price books of a cut's segments, nil where there is none.
@@ -128,7 +186,7 @@ func (c *computer) versions(cut *document.Cut) ([]*pricebook.Version, error) {
 		if s.Book == "" {
 			continue
 		}
-		key := fmt.Sprint(s.Book, "/", s.Version, "/", s.SHA256)
+		key := bookKey(s.Book, s.Version, s.SHA256)
 		if c.books[key] == nil {
 			v, err := pricebook.Pinned(c.dir, s.Book, s.Version, s.SHA256)
 			if err != nil {

@@ -40,6 +40,16 @@ func testWaitRead(t *testing.T, brokers []string) {
 	if _, err := adm.CreateTopic(t.Context(), 1, 1, nil, topic); err != nil {
 		t.Fatal(err)
 	}
+	for deadline := time.Now().Add(patience); ; {
+		_, _, err := readlog.Ends(t.Context(), cl, topic)
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond) // a broker answers for a topic a little later than it creates it, and has no way to tell
+	}
 	producer, err := cfg.NewClient(kgo.TransactionalID("drain"), kgo.TransactionTimeout(15*time.Second))
 	if err != nil {
 		t.Fatal(err)

@@ -25,6 +25,7 @@ const (
 	childEnv        = "KANJO_RATER_TEST_CHILD" // the period
 	childBrokerEnv  = "KANJO_RATER_TEST_BROKER"
 	childEngineEnv  = "KANJO_RATER_TEST_ENGINE"
+	childBaseEnv    = "KANJO_RATER_TEST_DATABASE"
 	childTenantsEnv = "KANJO_RATER_TEST_TENANTS"
 
 	childFenced = 3
@@ -49,7 +50,7 @@ func runChild() {
 	if err != nil {
 		fail(err)
 	}
-	conn, err := clickhouse.Open(&clickhouse.Options{Protocol: clickhouse.HTTP, Addr: []string{os.Getenv(childEngineEnv)}})
+	conn, err := clickhouse.Open(&clickhouse.Options{Protocol: clickhouse.HTTP, Addr: []string{os.Getenv(childEngineEnv)}, Auth: clickhouse.Auth{Database: os.Getenv(childBaseEnv)}})
 	if err != nil {
 		fail(err)
 	}
@@ -75,7 +76,7 @@ func runChild() {
 func (w *world) startChild(period string, tenants int, env ...string) *exec.Cmd {
 	w.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childEnv+"="+period, childBrokerEnv+"="+w.broker.Addr, childEngineEnv+"="+w.ch.Addr, childTenantsEnv+"="+strconv.Itoa(tenants))
+	cmd.Env = append(os.Environ(), childEnv+"="+period, childBrokerEnv+"="+w.broker.Addr, childEngineEnv+"="+w.ch.Addr, childBaseEnv+"="+w.database, childTenantsEnv+"="+strconv.Itoa(tenants))
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = w.Output()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -252,8 +252,11 @@ func (v *verifier) recompute(ctx context.Context, bodies []verifiable) error {
 			return err
 		}
 		for _, m := range made {
+			if m.err != nil {
+				return m.err
+			}
 			if m.cut.Wave > 0 {
-				if m, err = m.adjustment(before[document.TenantPeriod{Tenant: m.cut.Tenant, Period: m.cut.Period}]); err != nil {
+				if m, _, err = m.adjustment(before[document.TenantPeriod{Tenant: m.cut.Tenant, Period: m.cut.Period}]); err != nil {
 					return err
 				}
 			}

@@ -9,8 +9,8 @@ import (
 )
 
 // Difference returns the adjustment that turns what the documents before it say into now: per line key, per discount and rate, and
-// per tax rate, now minus the sum of all of them. It returns nil when no amount differs. So after any number of adjustments the sums of
-// all documents are those of one document made at the last cut.
+// per tax rate, now minus the sum of all of them. It returns nil when no amount differs and no usage is newly without a price. So after any
+// number of adjustments the sums of all documents are those of one document made at the last cut. before is in the order of the waves.
 func Difference(now *Body, before []*Body, corrects []Reference) (*Body, error) {
 	currency, err := money.CurrencyOf(now.Currency)
 	if err != nil {
@@ -41,10 +41,34 @@ func Difference(now *Body, before []*Body, corrects []Reference) (*Body, error) 
 	if d.err != nil {
 		return nil, d.err
 	}
-	if len(out.Lines) == 0 && len(out.Adjustments) == 0 && len(out.Taxes) == 0 {
+	if len(out.Lines) == 0 && len(out.Adjustments) == 0 && len(out.Taxes) == 0 && len(NewlyUnpriced(now, before)) == 0 {
 		return nil, nil
 	}
 	return &out, nil
+}
+
+// NewlyUnpriced returns the usage without a price of which the last of the documents before lists less, or nothing.
+func NewlyUnpriced(now *Body, before []*Body) []Unpriced {
+	listed := make(map[string]money.Exact)
+	key := func(u *Unpriced) string { return fmt.Sprintf("%d %q %q", u.Segment, u.Metric, u.Dimensions) } // fmt sorts a map's keys
+	quantity := func(u *Unpriced) money.Exact {
+		x, _ := money.ParseString(u.Quantity) // what is no number counts as 0, so that it is shown
+		return x
+	}
+	if len(before) > 0 {
+		last := before[len(before)-1]
+		for i := range last.Unpriced {
+			listed[key(&last.Unpriced[i])] = quantity(&last.Unpriced[i])
+		}
+	}
+	var out []Unpriced
+	for i := range now.Unpriced {
+		u := &now.Unpriced[i]
+		if was, ok := listed[key(u)]; !ok || quantity(u).Cmp(was) > 0 {
+			out = append(out, *u)
+		}
+	}
+	return out
 }
 
 // differ keeps the first error.
