@@ -43,7 +43,8 @@ func TestMain(m *testing.M) {
 
 // rig is the whole of Kanjo on real engines, each stage a process of its own.
 type rig struct {
-	t          *testing.T
+	t          *testing.T // the part of the test that runs
+	whole      *testing.T // the test that the rig belongs to
 	dir        string
 	kafka      *engines.Kafka
 	redis      *engines.Redis
@@ -59,7 +60,7 @@ type rig struct {
 // newRig starts the engines, creates topics and schema, and publishes the control documents in controlDir.
 func newRig(t *testing.T, partitions int) *rig {
 	t.Helper()
-	r := &rig{t: t, dir: t.TempDir(), procs: make(map[string]*proc)}
+	r := &rig{t: t, whole: t, dir: t.TempDir(), procs: make(map[string]*proc)}
 	var wg sync.WaitGroup
 	// Kafka takes longest, so the three start side by side; each fails the test from this goroutine.
 	var errs [3]error
@@ -147,6 +148,8 @@ type proc struct {
 	cmd  *exec.Cmd
 	out  *ring
 	done chan struct{}
+	// asked says that a test ended the process, so that its end is no surprise.
+	asked bool
 }
 
 // start starts a stage under a name of its own ("deduper", or "deduper-2" for a second one). failpoint, when not empty, is
@@ -234,12 +237,14 @@ func (p *proc) ready() error {
 }
 
 func (p *proc) kill() {
+	p.asked = true
 	_ = p.cmd.Process.Kill() // it may have ended by itself
 	<-p.done
 }
 
 // terminate asks for an orderly end and waits for it.
 func (p *proc) terminate() {
+	p.asked = true
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	<-p.done
 }
