@@ -55,8 +55,9 @@ func (c *devCmd) Run(ctx context.Context, e *env) error {
   health       http://%s/readyz  /metrics
 
 In another terminal:  kanjo apply -f examples/control   kanjo load   kanjo usage   kanjo doctor
+(on other ports than the usual ones, first:  %s)
 Stop with ctrl-c; the state stays.
-`, c.Dir, a.Gateway, a.Kafka, a.ClickHouse, a.ClickHouse, a.Redis, a.Ops)
+`, c.Dir, a.Gateway, a.Kafka, a.ClickHouse, a.ClickHouse, a.Redis, a.Ops, a.Env())
 	})
 }
 

@@ -198,7 +198,8 @@ func (d *demo) printNext(number string) {
 	fmt.Fprintf(d.Out, `
 The state stays in %[1]s. Start it again with
   bin/kanjo dev --dir %[1]s
-and, in another terminal, try
+(and --kafka-port and so on, when you gave them) and, in another terminal, try
+  %[5]s
   bin/kanjo usage t-0001 --period %[2]s
   bin/kanjo close --period %[2]s            # again: nothing changes
   bin/kanjo invoice list
@@ -210,5 +211,5 @@ and, in another terminal, try
   bin/kanjo load --events 100000 && bin/kanjo usage t-0001
   curl -s http://%[3]s/ --data-binary 'SELECT metric, sum(quantity) FROM usage GROUP BY metric FORMAT PrettyCompact'
 
-`, d.Dev.Dir, d.period, d.addr.ClickHouse, number)
+`, d.Dev.Dir, d.period, d.addr.ClickHouse, number, d.addr.Env())
 }

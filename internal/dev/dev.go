@@ -47,7 +47,12 @@ func (c Config) Addresses() Addresses {
 	return Addresses{at(c.KafkaPort), at(c.RedisPort), at(c.ClickHousePort), at(c.GatewayPort), at(c.OpsPort)}
 }
 
-// Kafka returns the connection that the stages use.
+// Env returns the line that makes every kanjo command of a shell reach these addresses.
+func (a Addresses) Env() string {
+	return fmt.Sprintf("export KANJO_BROKERS=%s KANJO_REDIS_ADDRS=%s KANJO_CLICKHOUSE_ADDR=%s KANJO_GATEWAY_URL=http://%s", a.Kafka, a.Redis, a.ClickHouse, a.Gateway)
+}
+
+// kafka returns the connection that the stages use.
 func (a Addresses) kafka(client string) kafka.Config {
 	return kafka.Config{Brokers: []string{a.Kafka}, ClientID: "kanjo-" + client, SessionTimeout: 6 * time.Second, HeartbeatInterval: time.Second, TransactionTimeout: 5 * time.Second}
 }
