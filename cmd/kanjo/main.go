@@ -1,7 +1,7 @@
 // Command kanjo is the one binary: each stage, the month end and the tools are its subcommands.
 //
-// Exit codes: 0 done; 1 it ran and something is wrong (a difference, a problem found, a dependency ill); 2 it was asked
-// wrongly (flags, configuration); 3 an invariant of ours is broken: read the log before you start it again.
+// Exit codes: 0 done; 1 it ran and something is wrong (a difference, a problem found, a dependency ill, an invariant that broke:
+// the last line says which); 2 it was asked wrongly (flags, configuration).
 package main
 
 import (
@@ -25,9 +25,8 @@ var version = "unknown"
 
 // The exit codes.
 const (
-	exitWrong  = 1
-	exitUsage  = 2
-	exitBroken = 3
+	exitWrong = 1
+	exitUsage = 2
 )
 
 // exitError carries the code that a command asks for; its message, if any, has been printed where it belongs.
