@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -46,7 +47,45 @@ func EnsureTopics(ctx context.Context, cl *kgo.Client, specs []schemas.TopicSpec
 			errs = append(errs, fmt.Errorf("create topic %s: %w", spec.Name, err))
 		}
 	}
-	return errors.Join(errs...)
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	return awaitLeaders(ctx, adm, specs)
+}
+
+// leadersWithin bounds how long a new topic may take until every partition has a leader.
+const leadersWithin = 30 * time.Second
+
+// awaitLeaders waits until every partition can be written and read: a broker answers a creation before it can serve the topic, and a
+// stage that starts in between would find it missing.
+func awaitLeaders(ctx context.Context, adm *kadm.Client, specs []schemas.TopicSpec) error {
+	ctx, cancel := context.WithTimeout(ctx, leadersWithin)
+	defer cancel()
+	names := make([]string, len(specs))
+	for i, spec := range specs {
+		names[i] = spec.Name
+	}
+	for {
+		topics, err := adm.ListTopics(ctx, names...)
+		if err == nil {
+			err = topics.Error()
+		}
+		for _, t := range topics {
+			for _, p := range t.Partitions {
+				if err == nil && p.Leader < 0 {
+					err = fmt.Errorf("topic %s partition %d has no leader", t.Topic, p.Partition)
+				}
+			}
+		}
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the topics were created, and after %s the brokers do not serve them all (look at the brokers' logs): %w", leadersWithin, err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // PartitionCount returns how many partitions a topic has.
