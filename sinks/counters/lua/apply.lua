@@ -106,9 +106,9 @@ local function counters()
         for i = 1, tonumber(legs) do
           local key, amount = unpack(redis.call('HMGET', record, 'k' .. i, 'a' .. i))
           -- A counter that has expired is not made again, and no number falls below zero.
-          local left = tonumber(redis.call('HGET', key, field) or 0)
-          if left > 0 then
-            redis.call('HINCRBY', key, field, string.format('%.0f', -math.min(left, tonumber(amount))))
+          local less = math.min(tonumber(redis.call('HGET', key, field) or 0), tonumber(amount))
+          if less > 0 then -- a settlement with nothing has nothing to take back
+            redis.call('HINCRBY', key, field, string.format('%.0f', -less))
             writes = writes + 1
           end
         end

@@ -23,8 +23,8 @@ end
 
 -- less takes an amount back. A counter that has expired is not made again, and no number falls below zero.
 local function less(key, field, amount)
-  local left = whole(redis.call('HGET', key, field)) or 0
-  if left > 0 then call('HINCRBY', key, field, text(-math.min(left, tonumber(amount)))) end
+  local back = math.min(whole(redis.call('HGET', key, field)) or 0, tonumber(amount))
+  if back > 0 then call('HINCRBY', key, field, text(-back)) end
 end
 
 local function more(key, field, amount)

@@ -71,6 +71,10 @@ elseif verb ~= 'check' then
   exp = now + math.min(ttl, tonumber(hold))
   if verb == 'count' then field, state, exp = 'pending', 'settled', now end
   local set = {'state', state, 'print', print, 'at', text(now), 'exp', text(exp), 'n', text(n)}
+  if verb == 'count' then -- what is counted cannot be settled with something else
+    set[#set + 1] = 'settled_print'
+    set[#set + 1] = print
+  end
   for i = 1, n do
     local a = 6 + 9 * (i - 1)
     set[#set + 1] = 'k' .. i
