@@ -16,6 +16,7 @@ import (
 
 	"github.com/kanjo-dev/kanjo/deduper/seenset"
 	"github.com/kanjo-dev/kanjo/internal/failpoint"
+	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
@@ -190,7 +191,7 @@ func (s *session) replay(ctx context.Context, p *partition, topicID [16]byte, fr
 		// The last records before the end may be markers or aborted: the markers show how far the reading has come.
 		kgo.KeepControlRecords(),
 		kgo.FetchMaxWait(200*time.Millisecond),
-		kgo.WithPools(new(recycling)),
+		kgo.WithPools(new(kafka.Recycling)),
 		kgo.FetchMaxPartitionBytes(4<<20),
 		kgo.FetchMaxBytes(8<<20),
 	)

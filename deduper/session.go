@@ -19,6 +19,7 @@ import (
 
 	"github.com/kanjo-dev/kanjo/deduper/seenset"
 	"github.com/kanjo-dev/kanjo/internal/failpoint"
+	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
@@ -132,7 +133,7 @@ func (st *Stage) session(ctx context.Context, dir *stateDir) (progressed bool, e
 		// Only a partition without a position begins at the start; a position out of range is a gap, and an error.
 		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
-		kgo.WithPools(new(recycling)),
+		kgo.WithPools(new(kafka.Recycling)),
 		// One fetch per broker is under way at a time: a partition that is resumed waits for the one that waits for others' records.
 		kgo.FetchMaxWait(200*time.Millisecond),
 		// A leader that moved is looked up at once: at the default of 5 s a short transaction would time out meanwhile.
@@ -496,7 +497,8 @@ func (s *session) produce(t *transaction) error {
 	return nil
 }
 
-// copied is the promise of a record that was fetched: the client does not need it any more.
+// copied is the promise of a record that was fetched: the client does not need it any more. What an aborted transaction had
+// decided and not produced goes to the garbage collector.
 func (t *transaction) copied(rec *kgo.Record, err error) {
 	t.promise(rec, err)
 	rec.Recycle()

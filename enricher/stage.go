@@ -181,7 +181,7 @@ func (s *Stage) Run(ctx context.Context) error {
 		kgo.OnPartitionsAssigned(s.assigned),
 		kgo.OnPartitionsRevoked(s.revoked),
 		kgo.OnPartitionsLost(s.lost),
-		kgo.WithPools(new(recycling)))
+		kgo.WithPools(new(kafka.Recycling)))
 	cl, err := s.cfg.Kafka.NewClient(append(opts, s.cfg.options...)...)
 	if err != nil {
 		return fmt.Errorf("enricher: %w", err)
