@@ -95,7 +95,11 @@ func newWorldOn(t testing.TB, dir *directory.Directory, ch *engines.ClickHouse) 
 	}
 	t.Cleanup(w.client.Close)
 	w.forgetTheWorldBefore()
-	if err := kafka.EnsureTopics(t.Context(), w.client, schemas.Topics(schemas.DedupWindow), testPartitions, 1); err != nil {
+	topics := schemas.Topics(schemas.DedupWindow)
+	for i := range topics {
+		topics[i].Retention = -1 // the events are of a month that may be long past on the broker's clock: it would delete them
+	}
+	if err := kafka.EnsureTopics(t.Context(), w.client, topics, testPartitions, 1); err != nil {
 		t.Fatal(err)
 	}
 	w.waitForTopics()
