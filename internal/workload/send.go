@@ -3,10 +3,12 @@ package workload
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -179,8 +181,10 @@ func (s *Sender) post(ctx context.Context, items []Item, sent *Sent) error {
 			return nil
 		case err == nil && items[0].Event != nil && status == http.StatusAccepted:
 			return nil
+		case err == nil && status == http.StatusMultiStatus && onlyUntaken(reply):
+			// Kafka has a part of the batch; the whole is sent again, for the identities make that harmless.
 		case err == nil && status < 500 && status != http.StatusTooManyRequests:
-			return fmt.Errorf("the gateway answered %d to %d items: %s", status, len(items), reply)
+			return fmt.Errorf("the gateway answered %d to %d items: %.2000s", status, len(items), reply)
 		}
 		select { // the gateway is away or overloaded: the same request again is harmless
 		case <-time.After(wait):
@@ -188,6 +192,18 @@ func (s *Sender) post(ctx context.Context, items []Item, sent *Sent) error {
 			return errors.Join(context.Cause(ctx), err)
 		}
 	}
+}
+
+// onlyUntaken reports whether every event of a batch that was not accepted may be sent again.
+func onlyUntaken(reply []byte) bool {
+	type result struct {
+		Status int `json:"status"`
+	}
+	var answer struct {
+		Results []result `json:"results"`
+	}
+	forEver := func(r result) bool { return r.Status < 500 && r.Status != http.StatusTooManyRequests }
+	return json.Unmarshal(reply, &answer) == nil && len(answer.Results) > 0 && !slices.ContainsFunc(answer.Results, forEver)
 }
 
 func (s *Sender) try(ctx context.Context, contentType string, body []byte) (status int, reply []byte, err error) {
@@ -204,6 +220,6 @@ func (s *Sender) try(ctx context.Context, contentType string, body []byte) (stat
 		return 0, nil, err
 	}
 	defer resp.Body.Close()
-	reply, err = io.ReadAll(io.LimitReader(resp.Body, 4<<10))
+	reply, err = io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	return resp.StatusCode, reply, err
 }
