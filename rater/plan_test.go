@@ -41,6 +41,8 @@ func TestThePeriodIsTheTenantsOwnMonth(t *testing.T) {
 	}
 	check("Asia/Tokyo", "2026-07", "[2026-06-30T15:00:00Z, 2026-07-31T15:00:00Z) cut from 2026-08-02T15:00:00Z")
 	check("America/New_York", "2026-03", "[2026-03-01T05:00:00Z, 2026-04-01T04:00:00Z)")
+	check("America/New_York", "2023-04", "[2023-04-01T04:00:00Z, 2023-05-01T04:00:00Z)") // whatever offset the tenant's first day had
+	check("Asia/Kolkata", "2024-03", "[2024-02-29T18:30:00Z, 2024-03-31T18:30:00Z)")
 	check("Europe/Berlin", "2026-10", "[2026-09-30T22:00:00Z, 2026-10-31T23:00:00Z)")
 	check("Asia/Kathmandu", "2026-07", "[2026-06-30T18:15:00Z, 2026-07-31T18:15:00Z)")
 	check("Australia/Lord_Howe", "2026-04", "[2026-03-31T13:00:00Z, 2026-04-30T13:30:00Z)")
@@ -80,6 +82,19 @@ func TestAChangeInTheMiddleOfADayWaitsForMidnight(t *testing.T) {
 	got := planOf(t, "2026-07", doc(control.KindPriceBook, "premium", 1, "", testBook), tenantDoc(1, "", tokyo), tenantDoc(2, "2026-07-15T03:00:00Z", other))
 	if want := "2026-07-01 standard/1; 2026-07-16 premium/1"; !strings.HasSuffix(got, want) {
 		t.Errorf("got %s, want … %s", got, want)
+	}
+}
+
+// 2024-02-01T06:30Z is the evening of January 31 in Los Angeles: fee and usage of the new contract both start with February.
+func TestAChangeLateInTheEveningStartsAtOneMidnightForEveryLine(t *testing.T) {
+	before, after := testTenant("America/Los_Angeles", "standard"), testTenant("America/Los_Angeles", "premium")
+	docs := []control.Document{
+		doc(control.KindPriceBook, "premium", 1, "", testBook), tenantDoc(1, "", before), tenantDoc(2, "2024-02-01T06:30:00Z", after),
+	}
+	for period, want := range map[string]string{"2024-01": "2024-01-01 standard/1", "2024-02": "2024-02-01 premium/1"} {
+		if _, got, _ := strings.Cut(planOf(t, period, docs...), "; "); got != want {
+			t.Errorf("%s: %s, want %s", period, got, want)
+		}
 	}
 }
 

@@ -105,3 +105,18 @@ func TestAnAdjustmentKeepsTheCurrency(t *testing.T) {
 		t.Errorf("an adjustment over two currencies: %+v", d)
 	}
 }
+
+// F16: volume prices are those of the whole quantity, so 20 late units after 90 make 110 × 9 − 900 = 90 more, not 200 or 180.
+func TestALateEventIsBilledAsTheDifferenceOfTheWhole(t *testing.T) {
+	body := func(quantity, price, amount string) *Body {
+		return &Body{
+			Currency: "USD", Prices: "exclusive", Subtotal: amount, Net: amount, Tax: "0.00", Total: amount,
+			Lines: []Line{{Key: "units", Quantity: quantity, Steps: []Step{{Name: "tier", Quantity: quantity, Price: price, Amount: amount}}, Exact: amount, Amount: amount, TaxRate: "0"}},
+			Taxes: []TaxLine{{Rate: "0", Net: amount, Tax: "0.00", Gross: amount}},
+		}
+	}
+	d, err := Difference(body("110", "9", "990.00"), []*Body{body("90", "10", "900.00")}, nil)
+	if err != nil || d.Total != "90.00" || len(d.Lines) != 1 || d.Lines[0].Amount != "90.00" || d.Taxes[0].Net != "90.00" {
+		t.Errorf("the adjustment is %+v, %v", d, err)
+	}
+}

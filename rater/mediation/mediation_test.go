@@ -267,6 +267,21 @@ func TestAggregationsOtherThanSums(t *testing.T) {
 	}
 }
 
+// F9: a sketch of this many values would be some per cent off.
+func TestDistinctCountsAreExactWhereSketchesRound(t *testing.T) {
+	conn := database(t)
+	err := conn.Exec(t.Context(), `INSERT INTO usage_events (tenant, metric, source, id, event_key, kind, occurred_at, units, dimensions, log_epoch, log_partition, log_offset)
+		SELECT 'a', 'users', '/s', toString(number), substring(SHA256(toString(number)), 1, 16), 'usage', fromUnixTimestamp64Nano(toInt64(`+fmt.Sprint(july.UnixNano())+`), 'UTC'),
+			1, map('user', toString(number % 200000)), 1, 0, number FROM numbers(250000)`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := Batch{Tenants: []string{"a"}, Start: july, End: august, Metrics: map[string]Metric{"users": {Aggregation: control.Distinct, Distinct: "user"}}}
+	if got, want := show(mediate(t, conn, b)["a"].Usage[0]), "users: 200000 of 250000"; got != want {
+		t.Errorf("used %s, want %s", got, want)
+	}
+}
+
 // F8: integers above 2^53, and sums beyond 64 bits, stay exact.
 func TestTotalsBeyond64BitsAreExact(t *testing.T) {
 	conn := database(t)
