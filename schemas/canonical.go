@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -304,15 +305,7 @@ func (s *scanner) event(e *UsageEvent) {
 		s.want(`}`)
 	}
 	s.want(`,"digest":"`)
-	if n := hex.EncodedLen(len(e.Digest)); len(s.b)-s.i < n {
-		s.fail("short digest")
-	} else if text := s.b[s.i : s.i+n]; bytes.ContainsAny(text, "ABCDEF") {
-		s.fail("the digest is not in lower case")
-	} else if _, err := hex.Decode(e.Digest[:], text); err != nil {
-		s.fail("the digest is not hexadecimal")
-	} else {
-		s.i += n
-	}
+	s.digest(&e.Digest)
 	s.want(`","rules":`)
 	e.RulesOffset = s.int(1<<63 - 1)
 	s.want(`,"origin":`)
@@ -344,16 +337,22 @@ func (s *scanner) want(lit string) {
 }
 
 func (s *scanner) int(most int64) int64 {
-	start := s.i
+	start, end := s.i, s.i
 	var n int64
-	for s.i < len(s.b) && s.b[s.i] >= '0' && s.b[s.i] <= '9' {
-		digit := int64(s.b[s.i] - '0')
-		if n > (most-digit)/10 {
+	for end < len(s.b) && s.b[end]-'0' <= 9 {
+		digit := int64(s.b[end] - '0')
+		// Eighteen digits fit whatever they are; only a number that is longer needs to be watched.
+		if end-start >= 18 && n > (math.MaxInt64-digit)/10 {
 			s.fail("number too large")
 			return 0
 		}
 		n = n*10 + digit
-		s.i++
+		end++
+	}
+	s.i = end
+	if n > most {
+		s.fail("number too large")
+		return 0
 	}
 	if s.i == start || (s.b[start] == '0' && s.i > start+1) {
 		s.fail("want a number without leading zeros")
@@ -414,6 +413,37 @@ func (s *scanner) hardStr(start, i int) []byte {
 	s.fail("unterminated string")
 	return nil
 }
+
+// digest reads the hexadecimal digits of a digest, in lower case as they are written.
+func (s *scanner) digest(d *Digest) {
+	if s.fault != "" || len(s.b)-s.i < 2*len(d) {
+		s.fail("short digest")
+		return
+	}
+	text := s.b[s.i : s.i+2*len(d)]
+	var faults byte
+	for i := range d {
+		hi, lo := lowerHex[text[2*i]], lowerHex[text[2*i+1]]
+		d[i] = hi<<4 | lo&0xf
+		faults |= hi | lo
+	}
+	if faults > 0xf {
+		s.fail("the digest is not hexadecimal in lower case")
+		return
+	}
+	s.i += len(text)
+}
+
+// lowerHex holds the value of each lower-case hexadecimal digit, and 0xff for every other byte.
+var lowerHex = func() (t [256]byte) {
+	for i := range t {
+		t[i] = 0xff
+	}
+	for i := range len(hexDigits) {
+		t[hexDigits[i]] = byte(i)
+	}
+	return t
+}()
 
 func (s *scanner) interned() string {
 	b := s.str()
