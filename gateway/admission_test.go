@@ -24,6 +24,7 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/ops"
 	"github.com/kanjo-dev/kanjo/internal/redis"
+	"github.com/kanjo-dev/kanjo/producer"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
 )
@@ -346,6 +347,57 @@ func TestAnotherTenantsReservationIsNotFound(t *testing.T) {
 	}
 	if a, got := c.ask("/v1/reservations/r1/release", appKey, m{"tenant": "brooklyn"}); a.status != 200 || got["state"] != "released" {
 		t.Error(a)
+	}
+}
+
+func TestTheGoClientSpeaksToTheDoor(t *testing.T) {
+	c := newCounting(t, 20*time.Second)
+	client, err := producer.NewAdmission(producer.AdmissionConfig{URL: c.url, Key: appKey, Tenant: "brooklyn", Client: c.client, Timeout: 20 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := c.deadline()
+	ask := func(id string, n int) producer.Ask {
+		return producer.Ask{ID: id, Subjects: map[string]string{"user": "u1"}, Amounts: map[string]string{"ai_request": strconv.Itoa(n)}}
+	}
+	err = client.Do(ctx, ask("w/1", 15), func(ctx context.Context, r *producer.Reservation) (producer.Settlement, error) {
+		if till, err := client.Extend(ctx, "", r.ID, 50*time.Second); err != nil || till.IsZero() {
+			t.Error(till, err)
+		}
+		var over *producer.OverLimitError
+		if _, err := client.Reserve(ctx, ask("w2", 6)); !errors.As(err, &over) || !slices.Equal(over.Limits, []string{"user-hour"}) || over.RetryAfter <= 0 {
+			t.Error(err)
+		}
+		return producer.Settlement{Event: &producer.Event{
+			Source: "/app/assistant", ID: "w1", Time: time.Now(), Dimensions: map[string]string{"user": "u1"},
+			Measures: []producer.Measure{{Metric: "ai_request", Quantity: "3"}},
+		}}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.read(1)
+	r, err := client.Check(ctx, ask("", 17)) // 3 of 20 are used
+	if err != nil || !r.Counted || r.Limits[1].Pending != "3" {
+		t.Error(r, err)
+	}
+	if err := client.Do(ctx, ask("w3", 1), func(context.Context, *producer.Reservation) (producer.Settlement, error) {
+		return producer.Settlement{}, errors.New("not reached")
+	}); err == nil || err.Error() != "not reached" {
+		t.Error(err)
+	}
+	if r, err := client.Count(ctx, ask("w4", 17), nil); err != nil || r.Limits[1].Remaining != "0" {
+		t.Error(r, err)
+	}
+	if seen, err := client.Seen(ctx, "", "m1", "d1"); seen || err != nil {
+		t.Error(seen, err)
+	}
+	var cannot *producer.CannotCountError
+	if err := c.rdb.FlushAll(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Reserve(ctx, ask("w5", 1)); !errors.As(err, &cannot) {
+		t.Error(err)
 	}
 }
 
