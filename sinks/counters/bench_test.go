@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"runtime/pprof"
 	"strconv"
 	"syscall"
 	"testing"
@@ -29,6 +30,7 @@ func value(c prometheus.Metric) float64 {
 
 // BenchmarkSink reads one prepared log of a million one-measure events over four partitions by a bare consumer and by the
 // sink in turns, and reports both rates and their ratio. KANJO_BENCH_EVENTS changes the number of events.
+// A CPU profile tells the two apart by the label loop (go tool pprof -tagfocus loop=ours).
 func BenchmarkSink(b *testing.B) {
 	for _, tenants := range []int{200, 10_000} {
 		b.Run(fmt.Sprintf("tenants=%d", tenants), func(b *testing.B) { benchSink(b, tenants, false) })
@@ -54,13 +56,13 @@ func benchSink(b *testing.B, tenants int, reservations bool) {
 	for b.Loop() {
 		rounds++
 		before := cpuTime(b)
-		bare += bareConsume(b, r, n)
+		pprof.Do(b.Context(), pprof.Labels("loop", "bare"), func(context.Context) { bare += bareConsume(b, r, n) })
 		bareCPU += cpuTime(b) - before
 		if err := r.rdb.FlushAll(b.Context()).Err(); err != nil {
 			b.Fatal(err)
 		}
 		before = cpuTime(b)
-		ours += sinkConsume(b, r, n, rounds)
+		pprof.Do(b.Context(), pprof.Labels("loop", "ours"), func(context.Context) { ours += sinkConsume(b, r, n, rounds) })
 		oursCPU += cpuTime(b) - before
 	}
 	per := func(d time.Duration) float64 { return float64(n*rounds) / d.Seconds() }

@@ -177,6 +177,7 @@ func (s *Stage) Run(ctx context.Context) error {
 		// one day below what retention has left.
 		kgo.KeepControlRecords(),
 		kgo.FetchMaxPartitionBytes(4<<20),
+		kgo.WithPools(new(kafka.Recycling)),
 		kgo.BlockRebalanceOnPoll(), kgo.AutoCommitMarks(),
 		kgo.OnPartitionsAssigned(s.assigned), kgo.OnPartitionsRevoked(s.revoked), kgo.OnPartitionsLost(s.revoked),
 		kgo.AdjustFetchOffsetsFn(s.fetched), kgo.OnPartitionsCallbackBlocked(func(context.Context, *kgo.Client) { s.wanted.Store(true) }),
@@ -354,9 +355,11 @@ func (s *Stage) turn(ctx context.Context, fetches kgo.Fetches) error {
 		}
 	})
 	for it := fetches.RecordIter(); !it.Done(); {
-		if err := s.record(ctx, it.Next()); err != nil {
+		r := it.Next()
+		if err := s.record(ctx, r); err != nil {
 			return err
 		}
+		r.Recycle() // what was folded shares nothing with it
 	}
 	if err := s.landed(); err != nil {
 		return err
@@ -392,18 +395,19 @@ func (s *Stage) turn(ctx context.Context, fetches kgo.Fetches) error {
 }
 
 // due reports whether the events folded have waited for others long enough. With a backlog they are late anyway, and
-// waiting for more of them makes fewer writes: a counter costs one write per flush however many events it had.
+// waiting for more of them makes fewer writes: a counter costs one write per flush however many events it had. So they wait
+// about as long as the backlog takes to read, which leaves a sink that has caught up with its usual delay.
 func (s *Stage) due() bool {
-	wait := s.cfg.FlushEvery
-	if s.behind > backlogMin {
-		wait = max(wait, backlogFlushEvery)
+	if s.events == 0 || s.flight != nil {
+		return false
 	}
-	return s.events > 0 && s.flight == nil && time.Since(s.flushed) >= wait
+	wait := min(time.Duration(s.behind)*backlogWait, backlogWaitMax)
+	return time.Since(s.flushed) >= max(wait, s.cfg.FlushEvery)
 }
 
 const (
-	backlogMin        = 50_000
-	backlogFlushEvery = time.Second
+	backlogWait    = 5 * time.Microsecond // for each record of the backlog
+	backlogWaitMax = 3 * time.Second
 )
 
 // usePlan makes sure that the fold follows a control plane read at least to offset.
