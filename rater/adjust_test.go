@@ -2,11 +2,16 @@ package rater
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kanjo-dev/kanjo/rater/document"
+	"github.com/kanjo-dev/kanjo/rater/pricebook"
 	"github.com/kanjo-dev/kanjo/schemas"
+	"github.com/kanjo-dev/kanjo/schemas/control"
 )
 
 func TestLateAndCorrectedUsageBecomesAdjustments(t *testing.T) {
@@ -72,6 +77,28 @@ func TestLateAndCorrectedUsageBecomesAdjustments(t *testing.T) {
 	e, err := Explain(t.Context(), w.deps(), ExplainOptions{Number: "INV-000003", Line: "calls"})
 	if err != nil || !e.Agrees || e.Quantity != "350" {
 		t.Errorf("the first adjustment is explained as %+v, %v", e, err)
+	}
+	// Another book over the same month: 150 × 2.10 = 315 + 31 tax, and 10 × 2.10 = 21 + 2 tax. Documented are 173 and 12.
+	other := testBook
+	other.Items = slices.Clone(testBook.Items)
+	other.Items[0].Price = "2.10"
+	book, err := pricebook.Read(doc(control.KindPriceBook, "standard", 2, "", other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sim, err := Simulate(t.Context(), w.deps(), SimulateOptions{Period: "2026-07", Book: book})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var compared []string
+	for _, s := range sim.Tenants {
+		compared = append(compared, fmt.Sprint(s.Tenant, " ", s.Was, " ", s.Now, " ", s.Difference, " ", s.Lines, s.Reason))
+	}
+	if got, want := strings.Join(compared, "; "), "tenant-00 173 346 173 [{calls 158 315 157}]; tenant-01 12 23 11 [{calls 11 21 10}]"; got != want {
+		t.Errorf("simulated %s\nwant %s", got, want)
+	}
+	if n := len(w.documents()); n != 5 {
+		t.Errorf("after a simulation there are %d documents", n)
 	}
 	// A close after adjustments finds the invoice, and issues nothing.
 	if got, want := statuses(w.close(Options{Period: "2026-07"})), "tenant-00 already INV-000001; tenant-01 already INV-000002"; got != want {

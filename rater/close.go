@@ -132,7 +132,7 @@ var ErrFailed = errors.New("tenants cannot be billed as they are configured")
 func (r *Report) Err() error {
 	var errs []error
 	if n := r.Count(Held); n > 0 {
-		errs = append(errs, fmt.Errorf("%d of %d: %w: price it, list its metric as unbilled, or accept it with --accept-held", n, len(r.Tenants), ErrHeld))
+		errs = append(errs, fmt.Errorf("%d of %d: %w: accept it with --accept-held, which lists it and does not bill it (a preview before the close shows what has no price yet)", n, len(r.Tenants), ErrHeld))
 	}
 	if n := r.Count(Failed); n > 0 {
 		first := r.Tenants[slices.IndexFunc(r.Tenants, func(t TenantReport) bool { return t.Status == Failed })]

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
@@ -16,8 +14,6 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/tally"
-	"github.com/kanjo-dev/kanjo/internal/workload"
-	"github.com/kanjo-dev/kanjo/rater"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
 )
@@ -121,57 +117,6 @@ func amount(d *decimal.Decimal, none string) string {
 		return none
 	}
 	return d.String()
-}
-
-type closeCmd struct {
-	ledgerFlags
-	Period     string   `required:"" help:"Month to close, 2026-07."`
-	Tenants    []string `name:"tenant" help:"Only these tenants."`
-	DryRun     bool     `help:"Compute drafts from what the ledger holds now; write nothing."`
-	AcceptHeld bool     `help:"Let documents become final although usage on them has no price; it is listed and not billed."`
-	JSON       bool     `name:"json" help:"Print the report as JSON, without progress."`
-}
-
-func (c *closeCmd) Run(ctx context.Context, e *env) error {
-	if _, err := calendar.ParseYearMonth(c.Period); err != nil {
-		return exitError{exitUsage, err}
-	}
-	k, conn, dir, err := c.open(ctx, "close")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	deps := rater.Deps{Kafka: k, ClickHouse: conn, Directory: dir, Log: slog.New(slog.DiscardHandler)}
-	show := workload.NewSteps(e.err, "close")
-	if !c.JSON {
-		deps.Progress = func(p rater.Progress) { show.Set(p.Step, p.Done, p.Total) }
-	}
-	report, err := rater.Close(ctx, deps, rater.Options{Period: c.Period, Tenants: c.Tenants, DryRun: c.DryRun, AcceptHeld: c.AcceptHeld})
-	show.End()
-	if report != nil {
-		err = errors.Join(c.print(e.out, report), err, report.Err())
-	}
-	return err
-}
-
-func (c *closeCmd) print(w io.Writer, report *rater.Report) error {
-	if c.JSON {
-		return printJSON(w, report)
-	}
-	err := table(w, "TENANT\tSTATUS\tNUMBER\tTOTAL\tEVENTS\tPERIOD (UTC)", func(row func(string, ...any)) {
-		for _, t := range report.Tenants {
-			status := string(t.Status)
-			if t.Status == rater.InGrace {
-				status += " until " + t.NotBefore.UTC().Format(time.RFC3339)
-			}
-			row("%s\t%s\t%s\t%s\t%d\t%s to %s", t.Tenant, status, t.Number, strings.TrimSpace(t.Total+" "+t.Currency), t.Events,
-				t.Start.UTC().Format("2006-01-02 15:04"), t.End.UTC().Format("2006-01-02 15:04"))
-		}
-	})
-	fmt.Fprintf(w, "%s: %d issued, %d already final, %d drafts, %d in grace, %d held, %d not billed\n", report.Period,
-		report.Count(rater.Issued), report.Count(rater.Already), report.Count(rater.Draft), report.Count(rater.InGrace),
-		report.Count(rater.Held), report.Count(rater.Unbilled))
-	return err
 }
 
 type auditCmd struct {

@@ -37,9 +37,13 @@ type cli struct {
 	Rejected rejectedCmd `cmd:"" group:"operate" help:"List, show and replay rejected records."`
 	Audit    auditCmd    `cmd:"" group:"operate" help:"Prove that the ledger holds what the log says."`
 
-	Usage   usageCmd   `cmd:"" group:"bill" help:"Show usage: counted now, recorded, billed."`
-	Close   closeCmd   `cmd:"" group:"bill" help:"Close a month: final invoices."`
-	Invoice invoiceCmd `cmd:"" group:"bill" help:"Show, explain and verify documents."`
+	Usage    usageCmd    `cmd:"" group:"bill" help:"Show usage: counted now, recorded, billed."`
+	Preview  previewCmd  `cmd:"" group:"bill" help:"Print the drafts of a month as of now; write nothing."`
+	Close    closeCmd    `cmd:"" group:"bill" help:"Close a month: final invoices."`
+	Adjust   adjustCmd   `cmd:"" group:"bill" help:"Document what came late to, or was corrected in, a closed month."`
+	Invoice  invoiceCmd  `cmd:"" group:"bill" help:"Show, explain and verify documents."`
+	Export   exportCmd   `cmd:"" group:"bill" help:"Write the documents of a month to a directory, and a journal of debits and credits."`
+	Simulate simulateCmd `cmd:"" group:"bill" help:"Rate a closed month again under another price book and compare; write nothing."`
 }
 
 // Globals are the flags of every command.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/kanjo-dev/kanjo/rater"
 	"github.com/kanjo-dev/kanjo/rater/document"
@@ -52,9 +52,7 @@ func (c *invoiceListCmd) Run(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(docs, func(a, b *document.Document) int {
-		return strings.Compare(a.Envelope.Series, b.Envelope.Series)*2 + int(min(1, max(-1, a.Envelope.Sequence-b.Envelope.Sequence)))
-	})
+	sortDocuments(docs)
 	if c.JSON {
 		envelopes := make([]document.Envelope, 0, len(docs))
 		for _, d := range docs {
@@ -71,6 +69,13 @@ func (c *invoiceListCmd) Run(ctx context.Context, e *env) error {
 			row("%s\t%s\t%s\t%s\t%s\t%s\t%.16s", d.Envelope.Number, d.Envelope.Kind, d.Envelope.Tenant, d.Envelope.Period, total,
 				d.Envelope.IssuedAt.UTC().Format("2006-01-02 15:04"), d.Head)
 		}
+	})
+}
+
+// sortDocuments puts documents in the order of their series and numbers.
+func sortDocuments(docs []*document.Document) {
+	slices.SortFunc(docs, func(a, b *document.Document) int {
+		return cmp.Or(cmp.Compare(a.Envelope.Series, b.Envelope.Series), cmp.Compare(a.Envelope.Sequence, b.Envelope.Sequence))
 	})
 }
 
@@ -154,6 +159,9 @@ func printDocument(w io.Writer, x *rater.Explanation) error {
 	b := x.Body
 	fmt.Fprintf(w, "%s: tenant %s, %s in %s, [%s, %s)\n", x.Number, b.Tenant.Name, b.Period.Month, b.Period.Zone,
 		b.Period.Start.UTC().Format("2006-01-02T15:04:05Z"), b.Period.End.UTC().Format("2006-01-02T15:04:05Z"))
+	if b.Format == document.FormatAdjustment {
+		fmt.Fprintf(w, "an adjustment: its amounts are differences to what %s documented\n", (&document.Page{Body: b}).Corrected())
+	}
 	fmt.Fprintf(w, "computed from %d events, SHA-256 %s\nhead %s\n\n", b.Manifest.Events, b.Manifest.EventsSHA256, x.Head)
 	err := table(w, "LINE\tDESCRIPTION\tQUANTITY\tEXACT\tAMOUNT", func(row func(string, ...any)) {
 		for _, l := range b.Lines {
@@ -181,7 +189,11 @@ func printLine(w io.Writer, x *rater.Explanation) error {
 		}
 		fmt.Fprintf(w, " = %s\n", s.Amount)
 	}
-	fmt.Fprintf(w, "  exact %s, rounded %s %s\n\n", l.Exact, l.Amount, x.Body.Currency)
+	if x.Body.Format == document.FormatAdjustment {
+		fmt.Fprintf(w, "  the whole line is exactly %s; rounded, and less what was documented before: %s %s\n\n", l.Exact, l.Amount, x.Body.Currency)
+	} else {
+		fmt.Fprintf(w, "  exact %s, rounded %s %s\n\n", l.Exact, l.Amount, x.Body.Currency)
+	}
 	if x.Count > 0 {
 		err := table(w, "OCCURRED (UTC)\tSOURCE\tID\tQUANTITY", func(row func(string, ...any)) {
 			for _, ev := range x.Events {

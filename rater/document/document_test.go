@@ -222,3 +222,51 @@ func TestCSVAddsUpAndRunsNoFormula(t *testing.T) {
 		t.Errorf("rows\n%s\nwant\n%s", s, want)
 	}
 }
+
+func TestTheJournalOfEachDocumentBalances(t *testing.T) {
+	a := NewArchive()
+	invoice, err := NewPage(issue(t, a, "acme", "2026-07"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	less := *invoice
+	body := *invoice.Body
+	body.Format, body.Total, body.Taxes = FormatAdjustment, "-99", []TaxLine{{Rate: "10", Net: "-90", Tax: "-9", Gross: "-99"}, {Rate: "8", Net: "0", Tax: "0", Gross: "0"}}
+	less.Body, less.Envelope = &body, &Envelope{Kind: KindAdjustment, Number: "INV-0002", IssuedAt: invoice.Envelope.IssuedAt}
+	var out strings.Builder
+	if err := WriteJournal(&out, Accounts{Receivable: "1130", Revenue: "4000", Tax: "2310"}, invoice, &less); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := csv.NewReader(strings.NewReader(out.String())).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range rows[1:] {
+		got = append(got, strings.Join([]string{r[1], r[4], r[5], r[6], r[7]}, "|"))
+	}
+	// 1296000 net + 129600 tax = 1425600, and an adjustment of -90 and -9 turns the sides.
+	want := "INV-0001|1130||1425600| INV-0001|4000|10||1296000 INV-0001|2310|10||129600 INV-0002|1130|||99 INV-0002|4000|10|90| INV-0002|2310|10|9|"
+	if s := strings.Join(got, " "); s != want {
+		t.Errorf("rows\n%s\nwant\n%s", s, want)
+	}
+}
+
+func TestUsageWithoutAPriceIsNewOnceOnly(t *testing.T) {
+	of := func(quantity string) *Body {
+		return &Body{Unpriced: []Unpriced{{Metric: "m", Dimensions: map[string]string{"model": "x"}, Quantity: quantity}}}
+	}
+	check := func(want int, now *Body, before ...*Body) {
+		t.Helper()
+		if got := NewlyUnpriced(now, before); len(got) != want {
+			t.Errorf("newly without a price are %+v, want %d", got, want)
+		}
+	}
+	check(1, of("5"))
+	check(1, of("5"), &Body{})
+	check(0, of("5"), of("5"))
+	check(1, of("6"), of("5"))
+	check(0, of("4"), of("5"))
+	check(1, of("6"), of("9"), of("5")) // the last document counts
+	check(0, &Body{}, of("5"))
+}

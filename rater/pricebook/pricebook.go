@@ -31,7 +31,7 @@ func At(dir *directory.Directory, name string, t time.Time) (*Version, error) {
 	if !ok {
 		return nil, fmt.Errorf("price book %s: no version of it holds at %s", name, t.UTC().Format(time.RFC3339))
 	}
-	return read(doc)
+	return Read(doc)
 }
 
 // Pinned returns the version that a cut names, and an error when its text is not the one that the cut was taken with.
@@ -40,7 +40,7 @@ func Pinned(dir *directory.Directory, name string, number int, sha256 string) (*
 		if doc.Version != number {
 			continue
 		}
-		v, err := read(doc)
+		v, err := Read(doc)
 		if err == nil && v.SHA256 != sha256 {
 			return nil, fmt.Errorf("price book %s version %d: its text has digest %.12s, the cut was taken with %.12s: the same version has another text",
 				name, number, v.SHA256, sha256)
@@ -57,7 +57,8 @@ func Digest(text []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func read(doc control.Document) (*Version, error) {
+// Read makes a version of a book from its control document.
+func Read(doc control.Document) (*Version, error) {
 	spec, err := Parse(doc.Spec)
 	if err != nil {
 		return nil, fmt.Errorf("price book %s version %d: %w", doc.Name, doc.Version, err)
