@@ -443,8 +443,9 @@ func (s *Stage) enrich(ctx context.Context, b *batch) error {
 // acknowledged or reported, never dropped half way.
 func (b *batch) produce(cl *kgo.Client) {
 	b.pending = len(b.outputs)
+	promise := b.promise // once: a method value is an allocation
 	for i := range b.outputs {
-		cl.Produce(context.Background(), &b.outputs[i], b.promise)
+		cl.Produce(context.Background(), &b.outputs[i], promise)
 	}
 }
 
