@@ -244,6 +244,10 @@ type load struct {
 
 // startLoad begins to send. Each chunk is delivered whole, however often the doors must be tried.
 func (w *world) startLoad(seed uint64, perSecond int) *load {
+	w.t.Helper()
+	if w.whole.Failed() {
+		w.t.Fatal("a part before this one failed: what it sent is not known, and so no total is")
+	}
 	l := &load{w: w, stopped: make(chan struct{}), done: make(chan error, 1)}
 	var ctx context.Context
 	ctx, l.cancel = context.WithTimeout(context.WithoutCancel(w.t.Context()), 4*time.Minute)
