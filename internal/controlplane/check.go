@@ -98,6 +98,9 @@ func checkName(e *entry) Problems {
 		return unicode.IsControl(r) || unicode.IsSpace(r) && r != ' ' || r == utf8.RuneError
 	}):
 		c.fail("name", "%q holds a control character", name)
+	case strings.ContainsFunc(name, func(r rune) bool { return unicode.Is(unicode.Bidi_Control, r) }):
+		// In a table of bills it would show one tenant's amounts as another's.
+		c.fail("name", "%q holds a character that turns the direction of text", name)
 	case strings.TrimSpace(name) != name || name == "":
 		c.fail("name", "%q is empty or has blanks around it", name)
 	case c.e.kind == control.KindSource:
