@@ -74,11 +74,11 @@ type previewCmd struct {
 
 func (c *previewCmd) Run(ctx context.Context, e *env) error {
 	report, err := c.run(ctx, e, "preview", func(deps rater.Deps) (*rater.Report, error) {
-		make := rater.Close
+		compute := rater.Close
 		if c.Adjustments {
-			make = rater.Adjust
+			compute = rater.Adjust
 		}
-		return make(ctx, deps, rater.Options{Period: c.Period, Tenants: c.Tenants, DryRun: true})
+		return compute(ctx, deps, rater.Options{Period: c.Period, Tenants: c.Tenants, DryRun: true})
 	})
 	if err != nil {
 		return err
