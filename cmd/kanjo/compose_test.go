@@ -220,8 +220,11 @@ func commandLine(line, part string) ([]string, bool) {
 	var args []string
 	for _, a := range strings.Fields(part) {
 		a = strings.NewReplacer("%[1]s", "dir", "%[2]s", "2026-10", "%[4]s", "INV-000001").Replace(a)
-		if a == "examples/control" {
+		switch a { // files that the reader has, or makes
+		case "examples/control":
 			a = "../../examples/control"
+		case "new-prices.yaml":
+			a = "../../examples/control/pricebook.yaml"
 		}
 		args = append(args, a)
 	}
