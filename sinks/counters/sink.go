@@ -115,7 +115,6 @@ type Stage struct {
 	event     schemas.UsageEvent
 	clock     time.Time
 	flight    *flight // nil when nothing is on its way
-	behind    int64   // records between the last poll and the end of the log
 }
 
 // partition is the position in a partition of usage.unique.
@@ -124,6 +123,7 @@ type partition struct {
 	next     int64          // everything below is in Redis or in the fold
 	end      int64          // the end when the position was taken: to be reached before the buckets are whole
 	attested bool
+	ahead    int64 // readable records beyond those that were polled last
 }
 
 // New returns a sink that does nothing until Run. The health checks are kafka, redis and counters.
@@ -303,7 +303,7 @@ func (s *Stage) poll(ctx context.Context) kgo.Fetches {
 	case s.isStale() != "":
 		d = time.Millisecond // everything is paused; the poll is for its hold on rebalances
 	case s.events > 0:
-		d = max(time.Until(s.flushed.Add(s.cfg.FlushEvery)), time.Millisecond)
+		d = max(time.Until(s.flushed.Add(s.wait())), time.Millisecond)
 	case s.flight != nil:
 		d = time.Millisecond
 	case s.unswept():
@@ -348,10 +348,9 @@ func (s *Stage) turn(ctx context.Context, fetches kgo.Fetches) error {
 		return err
 	}
 	s.clock = time.Now()
-	s.behind = 0
 	fetches.EachPartition(func(p kgo.FetchTopicPartition) {
-		if n := len(p.Records); n > 0 {
-			s.behind += p.HighWatermark - p.Records[n-1].Offset
+		if part, n := s.owned[p.Partition], len(p.Records); part != nil && n > 0 {
+			part.ahead = max(0, p.LastStableOffset-p.Records[n-1].Offset-1)
 		}
 	})
 	for it := fetches.RecordIter(); !it.Done(); {
@@ -364,7 +363,8 @@ func (s *Stage) turn(ctx context.Context, fetches kgo.Fetches) error {
 	if err := s.landed(); err != nil {
 		return err
 	}
-	idle := fetches.NumRecords() == 0
+	// A poll that finds nothing while the log holds more came between two fetches: nothing is gained by a small flush then.
+	idle := fetches.NumRecords() == 0 && s.behind() < backlogMin
 	sweep := s.unswept() && (idle || time.Since(s.swept) >= s.cfg.SweepEvery)
 	if sweep || s.due() {
 		if err := s.flush(ctx, sweep); err != nil {
@@ -398,14 +398,29 @@ func (s *Stage) turn(ctx context.Context, fetches kgo.Fetches) error {
 // waiting for more of them makes fewer writes: a counter costs one write per flush however many events it had. So they wait
 // about as long as the backlog takes to read, which leaves a sink that has caught up with its usual delay.
 func (s *Stage) due() bool {
-	if s.events == 0 || s.flight != nil {
-		return false
+	return s.events > 0 && s.flight == nil && time.Since(s.flushed) >= s.wait()
+}
+
+// wait is how long the first event of a flush waits for others.
+func (s *Stage) wait() time.Duration {
+	behind := s.behind()
+	if behind < backlogMin {
+		return s.cfg.FlushEvery
 	}
-	wait := min(time.Duration(s.behind)*backlogWait, backlogWaitMax)
-	return time.Since(s.flushed) >= max(wait, s.cfg.FlushEvery)
+	return max(s.cfg.FlushEvery, min(time.Duration(behind)*backlogWait, backlogWaitMax))
+}
+
+// behind is how many records lie between what was polled and the end of the log. It is for turns and for polls with events
+// folded, when no callback runs.
+func (s *Stage) behind() (n int64) {
+	for _, part := range s.owned {
+		n += part.ahead
+	}
+	return n
 }
 
 const (
+	backlogMin     = 50_000
 	backlogWait    = 5 * time.Microsecond // for each record of the backlog
 	backlogWaitMax = 3 * time.Second
 )
