@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/kanjo-dev/kanjo/deduper"
+	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
@@ -114,7 +115,15 @@ func TestAnOutputMadeAnewIsBelievedOverTheSnapshot(t *testing.T) {
 	if _, err := r.adm().DeleteTopics(t.Context(), schemas.TopicUnique, schemas.TopicManifest, schemas.TopicConflict); err != nil {
 		t.Fatal(err)
 	}
-	r.ensure()
+	// By a client of its own: the rig's remembers for a while that the topics were there.
+	cl, err := r.cfg.NewClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	if err := kafka.EnsureTopics(t.Context(), cl, schemas.Topics(schemas.DedupWindow), partitions, 1); err != nil {
+		t.Fatal(err)
+	}
 	r.sent = newOracle() // of what follows: the log holds nothing, so everything is new
 	r.send(stream(12, 900)...)
 	run = r.start(r.config(dir))
