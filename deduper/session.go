@@ -484,8 +484,9 @@ func (s *session) produce(t *transaction) error {
 		}
 		t.begun = true
 	}
+	copied := t.copied // once: a method value is an allocation
 	for _, rec := range t.out {
-		promise := t.copied
+		promise := copied
 		if rec.Topic == schemas.TopicUnique {
 			promise = t.shares[rec.Partition].promise
 		}
