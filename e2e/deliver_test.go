@@ -114,7 +114,7 @@ func changed(e *workload.Event, members map[string]any) []byte {
 	return b
 }
 
-// binary is the event as a Kafka record in binary mode.
+// binaryRecord is the event as a Kafka record in binary mode.
 func binaryRecord(e *workload.Event) *kgo.Record {
 	return &kgo.Record{Topic: schemas.TopicRaw, Value: e.Data(), Headers: []kgo.RecordHeader{
 		{Key: "ce_specversion", Value: []byte("1.0")}, {Key: "ce_id", Value: []byte(e.ID)}, {Key: "ce_source", Value: []byte(e.Source)},
@@ -175,6 +175,7 @@ func (w *world) post(key, contentType string, body []byte, headers ...string) (s
 	return resp.StatusCode, string(b)
 }
 
+// structuredType is the media type of one event in structured mode.
 const structuredType = "application/cloudevents+json"
 
 // accepted posts an event in structured mode, which must be taken.
