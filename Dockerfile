@@ -14,5 +14,7 @@ RUN go build -trimpath -ldflags "-X main.version=${VERSION}" -o /kanjo ./cmd/kan
 FROM debian:bookworm-slim
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=build /kanjo /kanjo
+# A new volume takes its owner from here: the deduper writes its seen-sets to /state.
+RUN install -d -o 65532 -g 65532 /state
 USER 65532:65532
 ENTRYPOINT ["/kanjo"]

@@ -49,12 +49,12 @@ type usageCmd struct {
 	ledgerFlags
 	redisFlags
 	Tenants []string `arg:"" optional:"" name:"tenant" help:"Tenants; all when none is named."`
-	Period  string   `help:"Month in the tenant's zone, 2026-07; the running one when empty."`
+	Period  string   `help:"Month, 2026-07; when empty the one that runs in each tenant's zone."`
 	JSON    bool     `name:"json" help:"Print the rows as JSON."`
 }
 
 func (c *usageCmd) Run(ctx context.Context, e *env) error {
-	ym := calendar.YearMonth{Year: time.Now().UTC().Year(), Month: time.Now().UTC().Month()}
+	var ym calendar.YearMonth
 	if c.Period != "" {
 		var err error
 		if ym, err = calendar.ParseYearMonth(c.Period); err != nil {
@@ -80,9 +80,15 @@ func (c *usageCmd) Run(ctx context.Context, e *env) error {
 			return exitError{exitWrong, fmt.Errorf("tenant %q is not in the control plane (kanjo apply publishes tenants)", t)}
 		}
 	}
-	rows, err := tally.Gather(ctx, tally.Stores{
+	stores := tally.Stores{
 		Kafka: k, Ledger: conn, Directory: dir, Counters: counters.NewReader(rdb, directory.Static(dir), counters.Grace{}),
-	}, ym, c.Tenants...)
+	}
+	var rows []tally.Row
+	if c.Period != "" {
+		rows, err = tally.Gather(ctx, stores, ym, c.Tenants...)
+	} else {
+		rows, err = tally.Running(ctx, stores, time.Now(), c.Tenants...)
+	}
 	if err != nil {
 		return err
 	}

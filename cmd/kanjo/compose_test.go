@@ -157,6 +157,19 @@ func TestComposeKeepsTheStoresSafe(t *testing.T) {
 	if v := c.Services["kafka"].Environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"]; v != "false" {
 		t.Errorf("the broker creates topics by itself (%v): a misspelt topic would swallow events", v)
 	}
+	dirs, _ := c.Services["kafka"].Environment["KAFKA_LOG_DIRS"].(string)
+	if !slices.ContainsFunc(c.Services["kafka"].Volumes, func(v string) bool { return dirs != "" && strings.HasSuffix(v, ":"+dirs) }) {
+		t.Errorf("the broker keeps its log in %q, which is on none of its volumes %v", dirs, c.Services["kafka"].Volumes)
+	}
+	docker, err := os.ReadFile("../../Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range c.Services["deduper"].Volumes {
+		if _, at, _ := strings.Cut(v, ":"); !strings.Contains(string(docker), "install -d -o 65532 -g 65532 "+at) {
+			t.Errorf("the image does not own %s, so the deduper could not write there", at)
+		}
+	}
 	fetch, err := os.ReadFile("../../hack/fetch-engines.sh")
 	if err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ type countersServeCmd struct {
 	stageFlags
 	kafkaFlags
 	redisFlags
-	Group string `help:"Consumer group." default:"kanjo-counters"`
+	Group string `env:"-" help:"Consumer group." default:"kanjo-counters"`
 }
 
 func (c *countersServeCmd) Run(ctx context.Context, e *env) error {

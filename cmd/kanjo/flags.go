@@ -18,7 +18,7 @@ import (
 // cli is the grammar. Every flag has an environment variable: KANJO_ and the flag's name in capitals.
 type cli struct {
 	Globals
-	Version kong.VersionFlag `help:"Print the version."`
+	Version kong.VersionFlag `env:"-" help:"Print the version."`
 
 	Dev  devCmd  `cmd:"" group:"try" help:"Run everything on this machine: broker, stores and every stage."`
 	Demo demoCmd `cmd:"" group:"try" help:"Run everything, replay an hour of real LLM traffic, close the month and compare."`

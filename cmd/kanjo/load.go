@@ -19,8 +19,8 @@ import (
 // doorFlags say how to speak to the gateway. The defaults reach kanjo dev with the demo key.
 type doorFlags struct {
 	GatewayURL string `help:"The gateway." default:"http://127.0.0.1:8080"`
-	KeyFile    string `help:"File that holds the gateway key, id.secret." type:"existingfile"`
-	Key        string `help:"The gateway key, id.secret; prefer --key-file." default:"app.example-app-secret"`
+	KeyFile    string `name:"gateway-key-file" help:"File that holds the gateway key, id.secret." type:"existingfile"`
+	Key        string `name:"gateway-key" help:"The gateway key, id.secret; prefer --gateway-key-file." default:"app.example-app-secret"`
 }
 
 func (d doorFlags) key() (string, error) {

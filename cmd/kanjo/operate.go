@@ -72,6 +72,7 @@ func (c *applyCmd) Run(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
+		options.FinalUntil = controlplane.FinalUntil(ctx, kafka)
 		plan, problems = controlplane.MakePlan(set, dir, options)
 	} else if plan, problems, err = controlplane.Apply(ctx, kafka, set, options); err != nil {
 		return err

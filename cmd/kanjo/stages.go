@@ -83,7 +83,7 @@ func (f following) Run(ctx context.Context) error {
 type enricherCmd struct {
 	stageFlags
 	kafkaFlags
-	Group string `help:"Consumer group." default:"kanjo-enricher"`
+	Group string `env:"-" help:"Consumer group." default:"kanjo-enricher"`
 }
 
 func (c *enricherCmd) Run(ctx context.Context, e *env) error {
@@ -104,7 +104,7 @@ func (c *enricherCmd) Run(ctx context.Context, e *env) error {
 type deduperCmd struct {
 	stageFlags
 	kafkaFlags
-	Group               string        `help:"Consumer group." default:"kanjo-deduper"`
+	Group               string        `env:"-" help:"Consumer group." default:"kanjo-deduper"`
 	StateDir            string        `help:"Directory of the seen-sets; it belongs to one process at a time and can be lost." default:".kanjo/deduper"`
 	Window              time.Duration `help:"How long an event is remembered, from IngestedAt." default:"${dedup_window}"`
 	TransactionRecords  int           `help:"A transaction ends at this many records." default:"20000"`
@@ -129,7 +129,7 @@ type ledgerCmd struct {
 	stageFlags
 	kafkaFlags
 	clickhouseFlags
-	Group         string        `help:"Consumer group." default:"kanjo-ledger"`
+	Group         string        `env:"-" help:"Consumer group." default:"kanjo-ledger"`
 	BatchRows     int           `help:"A range is inserted at this many rows." default:"100000"`
 	BatchInterval time.Duration `help:"A range is inserted after this time." default:"1s"`
 }
