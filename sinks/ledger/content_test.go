@@ -97,9 +97,17 @@ func TestWhatStandsInTheLogStandsInTheLedger(t *testing.T) {
 	})
 	t.Run("a cancel has one row without a metric", func(t *testing.T) {
 		var rows uint64
-		w.scan("SELECT count() FROM usage WHERE kind = 'cancel' AND id = 'cancel-1' AND target = 'event-1' AND metric = '' AND units = 0", &rows)
+		w.scan("SELECT count() FROM corrections WHERE kind = 'cancel' AND id = 'cancel-1' AND target = 'event-1' AND metric = '' AND units = 0", &rows)
 		if rows != 1 {
 			t.Errorf("%d rows", rows)
+		}
+	})
+	t.Run("a correction is no usage", func(t *testing.T) {
+		var usage, all uint64
+		w.scan("SELECT count() FROM usage WHERE id = 'cancel-1'", &usage)
+		w.scan("SELECT count() FROM corrections", &all)
+		if usage != 0 || all != 1 {
+			t.Errorf("%d rows in usage, %d in corrections: want 0 and 1", usage, all)
 		}
 	})
 	t.Run("the list cost counts once per event", func(t *testing.T) {
@@ -235,6 +243,53 @@ func TestOfSeveralCopiesTheLowestInTheLogCounts(t *testing.T) {
 		t.Errorf("a superseded copy has totals: %+v, %v", totals, err)
 	}
 	sink.stop()
+}
+
+func TestTotalsGoByTheAggregationOfEachMetric(t *testing.T) {
+	w := newWorld(t)
+	sink := w.start(w.config())
+	at := time.Date(2026, 7, 10, 12, 0, 0, 0, time.UTC)
+	use := func(n int, at time.Time, units int64, user string) schemas.UsageEvent {
+		e := event(n)
+		e.Tenant, e.OccurredAt, e.ListCost, e.Dimensions, e.Measures = "tenant-totals", at, nil, nil, nil
+		if user != "" {
+			e.Dimensions = []schemas.Dimension{{Name: "user", Value: user}}
+		}
+		for _, metric := range []string{"calls", "level", "peak", "tokens", "users"} {
+			e.Measures = append(e.Measures, schemas.Measure{Metric: metric, Units: units, Scale: 2})
+		}
+		return e
+	}
+	events := []schemas.UsageEvent{
+		use(0, at, 500, "a"), use(1, at.Add(-time.Hour), 900, "b"), use(2, at, 700, "a"), use(3, at.Add(-2*time.Hour), 100, ""),
+	}
+	latest := "5" // of the two that occurred at one instant, the one with the higher identity
+	if slices.Compare(events[2].Key[:], events[0].Key[:]) > 0 {
+		latest = "7"
+	}
+	amend := use(4, at.Add(time.Hour), 9900, "c")
+	amend.Kind, amend.Type, amend.Target = schemas.KindAmend, schemas.TypeAmend, events[0].ID
+	w.recorded(w.send(append(events, amend)...)...)
+	sink.stop()
+	check := func(metrics map[string]control.Metric, want string) {
+		t.Helper()
+		totals, err := Totals(t.Context(), w.conn, TotalsQuery{Tenant: "tenant-totals", Metrics: metrics})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, x := range totals {
+			got = append(got, x.Metric+" "+x.Quantity.String())
+		}
+		if s := strings.Join(got, ", "); s != want {
+			t.Errorf("got  %s\nwant %s", s, want)
+		}
+	}
+	check(nil, "calls 22, level 22, peak 22, tokens 22, users 22")
+	check(map[string]control.Metric{
+		"calls": {Aggregation: control.Count}, "level": {Aggregation: control.Latest}, "peak": {Aggregation: control.Max},
+		"tokens": {Aggregation: control.Sum}, "users": {Aggregation: control.Distinct, Distinct: "user"},
+	}, "calls 4, level "+latest+", peak 9, tokens 22, users 2")
 }
 
 func TestTheAuditNamesAnInjectedLossAndAnInjectedDuplicate(t *testing.T) {
@@ -476,7 +531,7 @@ func TestEachViewSaysWhatItIsAndItsExampleRuns(t *testing.T) {
 	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"usage", "usage_daily", "ai_cost_daily", "invoices", "invoice_lines", "rejected", "conflicts", "superseded", "audit_proven"} {
+	for _, name := range []string{"usage", "corrections", "usage_daily", "ai_cost_daily", "invoices", "invoice_lines", "rejected", "conflicts", "superseded", "audit_proven"} {
 		_, example, ok := strings.Cut(comments[name], "Example: ")
 		if !ok {
 			t.Errorf("view %s has no comment with an example: %q", name, comments[name])

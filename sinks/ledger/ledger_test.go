@@ -376,7 +376,7 @@ func totalsOf(events []schemas.UsageEvent) totals {
 // counts checks that the views count exactly these events, whatever is stored how often.
 func (w *world) counts(events []schemas.UsageEvent) {
 	w.Helper()
-	rows, err := w.conn.Query(w.Context(), "SELECT tenant, metric, sum(total) FROM usage_daily GROUP BY tenant, metric")
+	rows, err := w.conn.Query(w.Context(), "SELECT tenant, metric, sum(quantity_sum) FROM usage_daily GROUP BY tenant, metric")
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -29,6 +29,7 @@ GRANT SELECT ON * TO kanjo_views;
 ALTER TABLE audit_proven MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
 ALTER TABLE superseded MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
 ALTER TABLE usage MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
+ALTER TABLE corrections MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
 ALTER TABLE usage_daily MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
 ALTER TABLE ai_cost_daily MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
 ALTER TABLE rejected MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
@@ -38,6 +39,7 @@ ALTER TABLE invoice_lines MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
 
 CREATE ROLE IF NOT EXISTS kanjo_analyst;
 GRANT SELECT ON usage TO kanjo_analyst;
+GRANT SELECT ON corrections TO kanjo_analyst;
 GRANT SELECT ON usage_daily TO kanjo_analyst;
 GRANT SELECT ON ai_cost_daily TO kanjo_analyst;
 GRANT SELECT ON rejected TO kanjo_analyst;
@@ -49,13 +51,14 @@ GRANT SELECT ON invoice_lines TO kanjo_analyst;
 -- them: whose a refused record is, nobody has checked.
 CREATE ROLE IF NOT EXISTS kanjo_tenant_analyst;
 GRANT SELECT ON usage TO kanjo_tenant_analyst;
+GRANT SELECT ON corrections TO kanjo_tenant_analyst;
 GRANT SELECT ON usage_daily TO kanjo_tenant_analyst;
 GRANT SELECT ON ai_cost_daily TO kanjo_tenant_analyst;
 GRANT SELECT ON conflicts TO kanjo_tenant_analyst;
 GRANT SELECT ON invoices TO kanjo_tenant_analyst;
 GRANT SELECT ON invoice_lines TO kanjo_tenant_analyst;
-CREATE ROW POLICY IF NOT EXISTS kanjo_own ON usage, usage_daily, ai_cost_daily, conflicts, invoices, invoice_lines
+CREATE ROW POLICY IF NOT EXISTS kanjo_own ON usage, corrections, usage_daily, ai_cost_daily, conflicts, invoices, invoice_lines
     FOR SELECT USING concat('tenant/', tenant) = currentUser() TO kanjo_tenant_analyst;
 -- With a policy on a view, whoever has none would see nothing.
-CREATE ROW POLICY IF NOT EXISTS kanjo_all ON usage, usage_daily, ai_cost_daily, conflicts, invoices, invoice_lines
+CREATE ROW POLICY IF NOT EXISTS kanjo_all ON usage, corrections, usage_daily, ai_cost_daily, conflicts, invoices, invoice_lines
     FOR SELECT USING 1 TO ALL EXCEPT kanjo_tenant_analyst;

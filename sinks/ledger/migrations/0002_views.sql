@@ -56,6 +56,40 @@ SELECT
     recorded_at,
     source,
     id,
+    type,
+    subject,
+    dimensions,
+    reservation,
+    occurred_from_ingest,
+    measure,
+    units,
+    scale,
+    list_cost_micros,
+    list_cost_currency,
+    lower(hex(e.event_key)) AS event_key,
+    lower(hex(e.digest)) AS digest,
+    rules_offset,
+    origin_topic,
+    origin_partition,
+    origin_offset,
+    log_epoch,
+    log_partition,
+    log_offset
+FROM usage_events AS e FINAL
+WHERE kind = 'usage'
+  AND (e.event_key, log_epoch, log_partition, log_offset) NOT IN (SELECT event_key, log_epoch, log_partition, log_offset FROM superseded)
+COMMENT 'Every usage event once, one row per measure, as it was reported; the month end applies what stands in corrections. list_cost repeats on every row of an event: sum it where measure = 0. Example: SELECT metric, sum(toDecimal256(quantity, 9)) FROM usage WHERE tenant = ''t-0001'' AND occurred_at >= toDateTime64(''2026-07-01 00:00:00'', 9, ''UTC'') GROUP BY metric';
+
+CREATE OR REPLACE VIEW corrections AS
+SELECT
+    tenant,
+    metric,
+    quantity,
+    occurred_at,
+    ingested_at,
+    recorded_at,
+    source,
+    id,
     kind,
     target,
     type,
@@ -78,8 +112,9 @@ SELECT
     log_partition,
     log_offset
 FROM usage_events AS e FINAL
-WHERE (e.event_key, log_epoch, log_partition, log_offset) NOT IN (SELECT event_key, log_epoch, log_partition, log_offset FROM superseded)
-COMMENT 'Every event once, one row per measure, as it was reported. Events of kind cancel and amend stand here too; the month end applies them. list_cost repeats on every row of an event: sum it where measure = 0. Example: SELECT metric, sum(toDecimal256(quantity, 9)) FROM usage WHERE tenant = ''t-0001'' AND kind = ''usage'' AND occurred_at >= toDateTime64(''2026-07-01 00:00:00'', 9, ''UTC'') GROUP BY metric';
+WHERE kind != 'usage'
+  AND (e.event_key, log_epoch, log_partition, log_offset) NOT IN (SELECT event_key, log_epoch, log_partition, log_offset FROM superseded)
+COMMENT 'Every event that cancels or amends another, once: target is the id of the other, of the same source. An amend has one row per measure, which replace those of its target; a cancel has one row, without a metric. Example: SELECT kind, source, target, metric, quantity FROM corrections WHERE tenant = ''t-0001'' ORDER BY ingested_at DESC LIMIT 20';
 
 CREATE OR REPLACE VIEW usage_daily AS
 SELECT
@@ -87,11 +122,11 @@ SELECT
     metric,
     toDate(occurred_at) AS day,
     count() AS events,
-    sum(toDecimal256(quantity, 9)) AS total
+    sum(toDecimal256(quantity, 9)) AS quantity_sum,
+    max(quantity) AS quantity_max
 FROM usage
-WHERE kind = 'usage'
 GROUP BY tenant, metric, day
-COMMENT 'Events and quantity per tenant, metric and UTC day, as reported; corrections appear on invoices. Example: SELECT day, total FROM usage_daily WHERE tenant = ''t-0001'' AND metric = ''input_tokens'' AND day >= ''2026-07-01'' ORDER BY day';
+COMMENT 'Events per tenant, metric and UTC day, as reported, with the sum and the maximum of their quantities; corrections appear on invoices. The ledger does not know how a metric is aggregated: read quantity_sum for sum, events for count and quantity_max for max. For latest and distinct query usage. Example: SELECT day, quantity_sum FROM usage_daily WHERE tenant = ''t-0001'' AND metric = ''input_tokens'' AND day >= ''2026-07-01'' ORDER BY day';
 
 CREATE OR REPLACE VIEW ai_cost_daily AS
 SELECT
@@ -103,7 +138,7 @@ SELECT
     toDecimal256(sumIf(toInt128(list_cost_micros), measure = 0), 6) / 1000000 AS list_cost,
     sumMap(map(metric, toDecimal256(quantity, 9))) AS quantities
 FROM usage
-WHERE kind = 'usage' AND (list_cost_currency != '' OR mapContains(dimensions, 'model'))
+WHERE list_cost_currency != '' OR mapContains(dimensions, 'model')
 GROUP BY tenant, day, model, currency
 COMMENT 'Cost of AI calls by the dated list-price catalogue, per tenant, UTC day and model, with the quantities per metric. An empty currency: unpriced. Example: SELECT day, model, list_cost, quantities[''output_tokens''] FROM ai_cost_daily WHERE tenant = ''t-0001'' AND currency = ''USD'' ORDER BY day, model';
 
