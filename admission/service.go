@@ -209,6 +209,28 @@ func cannot(err error) Answer {
 	return Answer{Outcome: CannotCount, Reason: reason, Cause: err, Retry: reason != counters.ReasonUnpriced && reason != counters.ReasonUnsupported, RetryAfter: 1}
 }
 
+// CheckSettle returns the error that Settle would return if nothing changed meanwhile, and changes nothing: for callers that do
+// something before they settle which cannot be undone.
+func (s *Service) CheckSettle(ctx context.Context, id string, used Ask) error {
+	book, err := s.Book()
+	if err == nil {
+		_, err = book.Settled(used, time.Now())
+	}
+	if _, wrong := errors.AsType[*AskError](err); wrong {
+		return err
+	}
+	r, err := s.Lookup(ctx, used.Tenant, id)
+	if err != nil {
+		return err
+	}
+	if r.Settlement != "" && r.Settlement != settlementPrint(used) {
+		return &counters.ConflictError{ID: id, State: r.State, Differs: true}
+	}
+	return nil
+}
+
+func settlementPrint(used Ask) string { return fingerprint("settle", used.Tenant, nil, used.Amounts) }
+
 // Settle records what was used. The error is an *AskError, a *counters.ConflictError, or matches counters.ErrNoReservation or
 // counters.ErrCannotCount.
 func (s *Service) Settle(ctx context.Context, id string, used Ask) (counters.SettleReply, error) {
@@ -226,7 +248,7 @@ func (s *Service) Settle(ctx context.Context, id string, used Ask) (counters.Set
 			demand = Demand{} // a limit of a kind that cannot be counted holds up no settlement
 		}
 		reply, err = s.cfg.Store.Settle(ctx, counters.Settlement{
-			Tenant: used.Tenant, ID: id, Fingerprint: fingerprint("settle", used.Tenant, nil, used.Amounts), Amounts: used.Amounts, Legs: demand.Legs,
+			Tenant: used.Tenant, ID: id, Fingerprint: settlementPrint(used), Amounts: used.Amounts, Legs: demand.Legs,
 		})
 		return reply.Writes, err
 	})

@@ -88,6 +88,7 @@ type admitAnswer struct {
 	Replayed bool   `json:"replayed,omitempty"`
 	// Reason says why it was let through uncounted.
 	Reason    counters.Reason `json:"reason,omitempty"`
+	Event     string          `json:"event,omitempty"` // accepted
 	ExpiresAt *time.Time      `json:"expires_at,omitempty"`
 	Limits    []limitAnswer   `json:"limits"`
 }
@@ -288,11 +289,11 @@ func admitProblem(err error, id string) *problem {
 }
 
 // answerAsk writes what an ask is told.
-func (g *Gateway) answerAsk(c *call, tenant, id string, verb counters.Verb, a *admission.Answer) {
+func (g *Gateway) answerAsk(c *call, tenant, id, event string, verb counters.Verb, a *admission.Answer) {
 	limits := g.limits(c, a.Limits)
 	rateHeaders(c.w.Header(), a)
 	if a.Outcome == admission.Allowed {
-		out := admitAnswer{ID: id, Tenant: tenant, Outcome: a.Outcome.String(), Counted: a.Counted, Replayed: a.Replayed, Reason: a.Reason, Limits: limits}
+		out := admitAnswer{ID: id, Tenant: tenant, Outcome: a.Outcome.String(), Counted: a.Counted, Replayed: a.Replayed, Reason: a.Reason, Event: event, Limits: limits}
 		if a.Reason == "" {
 			switch verb {
 			case counters.Reserve:
@@ -418,15 +419,19 @@ func (g *Gateway) postAsk(c *call, verb counters.Verb) *problem {
 	if p != nil {
 		return p
 	}
+	event := ""
 	if e != nil && a.Outcome == admission.Allowed {
 		// It is counted now; when Kafka does not take the event, the client asks again under the same id, which counts nothing twice.
 		if p := g.publish(c, e); p != nil {
 			return p
 		}
+		event = eventAccepted
 	}
-	g.answerAsk(c, tenant, b.ID, verb, &a)
+	g.answerAsk(c, tenant, b.ID, event, verb, &a)
 	return nil
 }
+
+const eventAccepted = "accepted"
 
 // carried is a usage event that came with a count or a settlement.
 type carried struct {
@@ -531,31 +536,43 @@ func (g *Gateway) postSettle(c *call) *problem {
 		return p
 	}
 	out := settleAnswer{ID: id, Tenant: tenant, State: counters.Settled, Counted: true}
+	var e *carried
 	if len(b.Event) > 0 {
-		e, p := g.carry(c, b.Event, tenant, id)
-		if p != nil {
+		if e, p = g.carry(c, b.Event, tenant, id); p != nil {
 			return p
 		}
 		if len(b.Amounts) == 0 {
 			b.Amounts = e.amounts
 		}
+	}
+	used := admission.Ask{Tenant: tenant, Subjects: b.Subjects}
+	settled := func(do func() error) error {
+		return g.fresh(c, func() error {
+			book, err := g.admit.Book()
+			if err != nil {
+				return err
+			}
+			if used.Amounts, err = units(book, b.Amounts, c.now, true); err != nil {
+				return err
+			}
+			return do()
+		})
+	}
+	if e != nil {
+		// What can be refused is refused before the event is taken: a client that is told 4xx makes another event, and both would be billed.
+		err := settled(func() error { return g.admit.CheckSettle(c.r.Context(), id, used) })
+		if err != nil && !errors.Is(err, counters.ErrNoReservation) && !errors.Is(err, counters.ErrCannotCount) {
+			return admitProblem(err, id)
+		}
 		// The log first: with the event in it the usage is counted whatever becomes of the rest.
 		if p := g.publish(c, e); p != nil {
 			return p
 		}
-		out.Event = "accepted"
+		out.Event = eventAccepted
 	}
 	var reply counters.SettleReply
-	err := g.fresh(c, func() error {
-		book, err := g.admit.Book()
-		if err != nil {
-			return err
-		}
-		amounts, err := units(book, b.Amounts, c.now, true)
-		if err != nil {
-			return err
-		}
-		reply, err = g.admit.Settle(c.r.Context(), id, admission.Ask{Tenant: tenant, Subjects: b.Subjects, Amounts: amounts})
+	err := settled(func() (err error) {
+		reply, err = g.admit.Settle(c.r.Context(), id, used)
 		return err
 	})
 	switch {
@@ -569,7 +586,11 @@ func (g *Gateway) postSettle(c *call) *problem {
 	case out.Event != "" && errors.Is(err, counters.ErrCannotCount):
 		out.State, out.Counted = stateUnknown, false
 	default:
-		return admitProblem(err, id)
+		p := admitProblem(err, id)
+		if p.Event = out.Event; p.Event != "" { // something else settled it between the check and now
+			p.Detail += "; the event that came along is accepted and will be counted: do not send it again under another id"
+		}
+		return p
 	}
 	writeJSON(c.w, http.StatusOK, typeJSON, out)
 	return nil
@@ -689,7 +710,7 @@ func (g *Gateway) getLimits(c *call) *problem {
 		return admitProblem(err, "")
 	}
 	if a.Outcome != admission.Allowed {
-		g.answerAsk(c, tenant, "", counters.Check, &a)
+		g.answerAsk(c, tenant, "", "", counters.Check, &a)
 		return nil
 	}
 	writeJSON(c.w, http.StatusOK, typeJSON, limitsAnswer{Tenant: tenant, Limits: g.limits(c, a.Limits)})

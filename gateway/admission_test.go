@@ -320,10 +320,82 @@ func TestASettlementCarriesItsEventAndTheLogTakesOver(t *testing.T) {
 	// Count carries one too.
 	b := one("c1", "u1")
 	b["event"] = event("e3", "c1")
-	if a, got := c.ask("/v1/count", appKey, b); a.status != 200 || got["state"] != "settled" {
+	if a, got := c.ask("/v1/count", appKey, b); a.status != 200 || got["state"] != "settled" || got["event"] != "accepted" {
 		t.Error(a)
 	}
 	c.read(3)
+}
+
+func TestARefusedSettlementHasNotTakenItsEvent(t *testing.T) {
+	c := newCounting(t, 20*time.Second)
+	settle := func(id, event string, amounts m) (answer, m) {
+		return c.ask("/v1/reservations/"+id+"/settle", appKey, m{"tenant": "brooklyn", "amounts": amounts, "event": m{
+			"event_id": event, "source": "/app/assistant", "tenant_id": "brooklyn", "metric": "ai_request", "quantity": 1,
+			"occurred_at": time.Now().UTC().Format(time.RFC3339Nano), "reservation": id, "dimensions": m{"user": "u1"},
+		}})
+	}
+	for _, id := range []string{"r1", "r2"} {
+		if a, _ := c.ask("/v1/reservations", appKey, one(id, "u1")); a.status != 200 {
+			t.Fatal(a)
+		}
+	}
+	if a, _ := c.ask("/v1/reservations/r2/settle", appKey, m{"tenant": "brooklyn", "amounts": m{"ai_request": 2}}); a.status != 200 {
+		t.Fatal(a)
+	}
+	if a, _ := c.ask("/v1/count", appKey, one("c1", "u1")); a.status != 200 {
+		t.Fatal(a)
+	}
+	for _, refused := range []struct {
+		id      string
+		amounts m
+		status  int
+		field   string
+	}{
+		{"r1", m{"ai_request": "1.5"}, 400, "amounts.ai_request"},
+		{"r1", m{"ai_request": -1}, 400, "amounts.ai_request"},
+		{"r1", m{"nothing": 1}, 400, "amounts.nothing"},
+		{"r2", m{"ai_request": 1}, 409, "id"}, // it is settled with 2
+		{"r2", nil, 409, "id"},
+		{"c1", m{"ai_request": 1}, 409, "id"}, // what is counted at once is not settled
+	} {
+		a, got := settle(refused.id, "refused", refused.amounts)
+		if a.status != refused.status || a.Field != refused.field || got["event"] != nil {
+			t.Errorf("%s with %v: %s, want %d at %q", refused.id, refused.amounts, a, refused.status, refused.field)
+		}
+	}
+	if n := c.written(); n != 0 {
+		t.Fatalf("%d events of refused settlements are in usage.raw", n)
+	}
+	// The client mends the amounts and makes a new event: that is the only one.
+	if a, got := settle("r1", "mended", m{"ai_request": 1}); a.status != 200 || got["event"] != "accepted" {
+		t.Error(a)
+	}
+	if a, got := settle("r1", "mended", m{"ai_request": 1}); a.status != 200 || got["replayed"] != true { // its answer was lost
+		t.Error(a)
+	}
+	c.read(2) // the same event twice, which the deduper makes one
+}
+
+// lateConflict lets another settlement come between the look at a reservation and its own.
+type lateConflict struct{ admission.Store }
+
+func (lateConflict) Settle(context.Context, counters.Settlement) (counters.SettleReply, error) {
+	return counters.SettleReply{}, &counters.ConflictError{ID: "r1", State: counters.Settled, Differs: true}
+}
+
+func TestAProblemAfterItsEventWasTakenSaysSo(t *testing.T) {
+	c := newCounting(t, 20*time.Second)
+	c.gateway.admit = admission.New(admission.Config{Control: c.follow, Store: lateConflict{c.gateway.cfg.Admission}}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if a, _ := c.ask("/v1/reservations", appKey, one("r1", "u1")); a.status != 200 {
+		t.Fatal(a)
+	}
+	event := m{"event_id": "e1", "source": "/app/assistant", "tenant_id": "brooklyn", "metric": "ai_request", "quantity": 1,
+		"occurred_at": time.Now().UTC().Format(time.RFC3339Nano), "reservation": "r1", "dimensions": m{"user": "u1"}}
+	a, got := c.ask("/v1/reservations/r1/settle", appKey, m{"tenant": "brooklyn", "event": event})
+	if a.status != 409 || got["event"] != "accepted" || !strings.Contains(a.Detail, "do not send it again") {
+		t.Error(a)
+	}
+	c.read(1)
 }
 
 func TestAnotherTenantsReservationIsNotFound(t *testing.T) {

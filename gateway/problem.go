@@ -18,6 +18,8 @@ type problem struct {
 	Reason schemas.Reason `json:"reason,omitempty"`
 	// Field names the attribute, header, member or parameter at fault.
 	Field string `json:"field,omitempty"`
+	// Event is "accepted" when an event that came along is in Kafka although the rest failed.
+	Event string `json:"event,omitempty"`
 	// Accepted, Refused and Results are set when the request held a batch.
 	*batchAnswer
 

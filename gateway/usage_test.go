@@ -191,7 +191,7 @@ func TestOpenAPIDescribesTheAnswersThatThereAre(t *testing.T) {
 	batch := batchAnswer{Results: []itemResult{result}}
 	fields("ItemResult", result)
 	fields("BatchAnswer", batch)
-	fields("Problem", problem{Detail: "x", Reason: "x", Field: "x", batchAnswer: &batch})
+	fields("Problem", problem{Detail: "x", Reason: "x", Field: "x", Event: "x", batchAnswer: &batch})
 	fields("Usage", usageAnswer{})
 	fields("Window", windowUsage{Zone: "x", Start: &now, End: &now})
 

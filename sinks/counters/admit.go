@@ -281,6 +281,8 @@ func (a *Admitter) Extend(ctx context.Context, tenant, id string, life time.Dura
 type Reservation struct {
 	State         State
 	Made, Expires time.Time
+	// Settlement is the fingerprint that it was settled with; empty when it was not. What was counted at once has its ask's.
+	Settlement string
 }
 
 // Lookup returns a reservation.
@@ -289,9 +291,9 @@ func (a *Admitter) Lookup(ctx context.Context, tenant, id string) (Reservation, 
 	if err != nil {
 		return Reservation{}, err
 	}
-	if len(reply) >= 4 && reply[0] == "ok" {
+	if len(reply) >= 5 && reply[0] == "ok" {
 		if n, ok := numbers(reply[2:4]); ok {
-			return Reservation{State(fmt.Sprint(reply[1])), time.UnixMilli(n[0]).UTC(), time.UnixMilli(n[1]).UTC()}, nil
+			return Reservation{State(fmt.Sprint(reply[1])), time.UnixMilli(n[0]).UTC(), time.UnixMilli(n[1]).UTC(), fmt.Sprint(reply[4])}, nil
 		}
 	}
 	return Reservation{}, cannotCount(tenant, fmt.Errorf("unexpected answer %v", reply))
