@@ -511,30 +511,30 @@ func TestAStoreThatStopsTakingWritesStopsTheShopAndNotItsMessages(t *testing.T) 
 
 func TestWithoutControlPlaneOrRedisNothingIsCounted(t *testing.T) {
 	r := newRig(t, nil)
-	a := r.do(http.MethodPost, "/v1/reservations", appKey, http.Header{"Content-Type": {"application/json"}}, `{"id":"r","tenant":"brooklyn","amounts":{"message":1}}`)
+	a := r.do(http.MethodPost, "/v1/reservations", appKey, http.Header{"Content-Type": {"application/json"}}, `{"id":"r","tenant":"brooklyn","amounts":{"input_tokens":1}}`)
 	if a.status != 503 || a.Type != "urn:kanjo:problem:cannot-count" || !strings.Contains(string(a.body), `"cause":"no_store"`) {
 		t.Error(a)
 	}
 	r.gateway.cfg.Control = notLoaded{r.follow}
-	a = r.do(http.MethodPost, "/v1/reservations", appKey, http.Header{"Content-Type": {"application/json"}}, `{"id":"r","tenant":"brooklyn","amounts":{"message":1}}`)
+	a = r.do(http.MethodPost, "/v1/reservations", appKey, http.Header{"Content-Type": {"application/json"}}, `{"id":"r","tenant":"brooklyn","amounts":{"input_tokens":1}}`)
 	if a.status != 503 || a.Type != "urn:kanjo:problem:cannot-count" {
 		t.Error(a)
 	}
 	// A limit that may be unknown lets pass, uncounted, only where no other holds the ask back.
 	r.gateway.cfg.Control = r.follow
-	r.applyYAML("kind: Limit\nname: open\nspec: {metric: message, window: day, maximum: 5, on_unknown: allow}\n")
+	r.applyYAML("kind: Limit\nname: open\nspec: {metric: input_tokens, window: day, maximum: 5, on_unknown: allow}\n")
 	if _, err := r.follow.CaughtUp(r.deadline()); err != nil {
 		t.Fatal(err)
 	}
-	a = r.do(http.MethodPost, "/v1/reservations", appKey, http.Header{"Content-Type": {"application/json"}}, `{"id":"r","tenant":"brooklyn","amounts":{"message":1}}`)
+	a = r.do(http.MethodPost, "/v1/reservations", appKey, http.Header{"Content-Type": {"application/json"}}, `{"id":"r","tenant":"brooklyn","amounts":{"input_tokens":1}}`)
 	if a.status != 200 || !strings.Contains(string(a.body), `"counted":false,"reason":"no_store"`) {
 		t.Error(a)
 	}
-	r.applyYAML("kind: Limit\nname: shut\nspec: {metric: message, window: month, maximum: 5}\n")
+	r.applyYAML("kind: Limit\nname: shut\nspec: {metric: input_tokens, window: month, maximum: 5}\n")
 	if _, err := r.follow.CaughtUp(r.deadline()); err != nil {
 		t.Fatal(err)
 	}
-	a = r.do(http.MethodPost, "/v1/reservations", appKey, http.Header{"Content-Type": {"application/json"}}, `{"id":"r","tenant":"brooklyn","amounts":{"message":1}}`)
+	a = r.do(http.MethodPost, "/v1/reservations", appKey, http.Header{"Content-Type": {"application/json"}}, `{"id":"r","tenant":"brooklyn","amounts":{"input_tokens":1}}`)
 	if a.status != 503 {
 		t.Error(a)
 	}
