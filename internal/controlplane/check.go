@@ -2,9 +2,9 @@ package controlplane
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -57,13 +57,37 @@ type checker struct {
 	problems Problems
 }
 
+// fail adds a problem, unless the field could not be read: then it holds what nobody wrote.
 func (c *checker) fail(field, format string, args ...any) {
-	c.problems = append(c.problems, c.e.problem(field, format, args...))
+	if c.read(field) {
+		c.problems = append(c.problems, c.e.problem(field, format, args...))
+	}
+}
+
+// read reports whether the fields, and all within and around them, could be read. A rule that compares fields asks it for
+// those that it does not name.
+func (c *checker) read(fields ...string) bool {
+	for _, f := range fields {
+		for bad := range c.e.unread {
+			if f == bad || inside(f, bad) || inside(bad, f) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// inside reports whether the path of a field leads through another.
+func inside(field, outer string) bool {
+	rest, ok := strings.CutPrefix(field, outer)
+	return ok && rest != "" && (rest[0] == '.' || rest[0] == '[')
 }
 
 func (c *checker) need(field string) bool {
 	if !c.e.has(field) {
-		c.fail(field, "missing")
+		if !c.e.unknown { // else it is most likely there under a wrong name
+			c.fail(field, "missing")
+		}
 		return false
 	}
 	return true
@@ -104,8 +128,9 @@ func checkName(e *entry) Problems {
 	case strings.TrimSpace(name) != name || name == "":
 		c.fail("name", "%q is empty or has blanks around it", name)
 	case c.e.kind == control.KindSource:
-		if _, err := url.Parse(name); err != nil || strings.ContainsRune(name, ' ') {
-			c.fail("name", "%q is no URI reference, which the CloudEvents source attribute must be", name)
+		var refused *schemas.Refusal
+		if errors.As(schemas.CheckSource(name), &refused) {
+			c.fail("name", "no event could carry this source: %s", refused.Detail)
 		}
 	case c.e.kind == control.KindGatewayKey:
 		if !keyName.MatchString(name) {
@@ -127,7 +152,10 @@ func (c *checker) metric(m *control.Metric) {
 	if m.Scale > schemas.MaxScale {
 		c.fail("spec.scale", "%d decimal digits, at most %d are allowed", m.Scale, schemas.MaxScale)
 	}
-	if distinct := m.Aggregation == control.Distinct; distinct != (m.Distinct != "") {
+	if (m.Aggregation == control.Count || m.Aggregation == control.Distinct) && m.Scale > 0 {
+		c.fail("spec.scale", "a metric with the aggregation %s has no decimal digits: leave scale out", m.Aggregation)
+	}
+	if distinct := m.Aggregation == control.Distinct; c.read("spec.aggregation") && distinct != (m.Distinct != "") {
 		c.fail("spec.distinct", "names the dimension to count when, and only when, aggregation is distinct")
 	}
 	c.text("spec.description", m.Description, 1024, true)
@@ -142,7 +170,7 @@ func (c *checker) tenant(t *control.Tenant) {
 	if c.need("spec.grace") && t.Grace > graceMax {
 		c.fail("spec.grace", "%s is more than %s", t.Grace, graceMax)
 	}
-	if t.PriceBook != "" && t.Series == "" {
+	if t.PriceBook != "" && t.Series == "" && !c.e.unknown {
 		c.fail("spec.series", "missing: a tenant with a price book needs a numbering series for its documents")
 	}
 	if t.Plan != "" && !plainName.MatchString(t.Plan) {
@@ -175,7 +203,7 @@ func zone(name string) (*time.Location, error) {
 }
 
 func (c *checker) source(s *control.Source) {
-	if (s.Tenant == "") == (len(s.TrustedTenants) == 0) {
+	if c.read("spec.trusted_tenants") && !c.e.unknown && (s.Tenant == "") == (len(s.TrustedTenants) == 0) {
 		c.fail("spec.tenant", "give exactly one of tenant (the source is bound to it) and trusted_tenants (the source names tenants)")
 	}
 	if slices.Contains(s.TrustedTenants, "*") && len(s.TrustedTenants) > 1 {
@@ -298,13 +326,13 @@ func (c *checker) limit(l *control.Limit) {
 	if l.Per != "" && !plainName.MatchString(l.Per) {
 		c.fail("spec.per", "%q: want the name of a dimension", l.Per)
 	}
-	if l.Subject != "" && l.Per == "" {
+	if l.Subject != "" && l.Per == "" && c.read("spec.per") && !c.e.unknown {
 		c.fail("spec.subject", "needs per: the dimension that %q is a value of", l.Subject)
 	}
 	if strings.HasPrefix(l.Metric, listCost) && !currencyOf(l.Metric) {
 		c.fail("spec.metric", "%q: want %s and a currency such as JPY", l.Metric, listCost)
 	}
-	if len(l.For) > 0 && !strings.HasPrefix(l.Metric, listCost) {
+	if len(l.For) > 0 && c.read("spec.metric") && !strings.HasPrefix(l.Metric, listCost) {
 		c.fail("spec.for", "is for limits on %s<currency>", listCost)
 	}
 }

@@ -22,6 +22,7 @@ type decoder struct {
 	file     string
 	problems *Problems
 	at       map[string]Position // where each field that is present stands
+	unknown  bool                // a field has a name that there is not
 }
 
 func (d *decoder) problem(n ast.Node, field, format string, args ...any) {
@@ -289,6 +290,7 @@ func (d *decoder) structure(n ast.Node, v reflect.Value, field string) {
 	for _, p := range pairs {
 		index, known := fields[p.key]
 		if !known {
+			d.unknown = true
 			d.problem(p.node, join(field, p.key), "unknown field%s", suggest(p.key, fields))
 			continue
 		}

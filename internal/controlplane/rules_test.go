@@ -239,6 +239,10 @@ func TestDirectoriesAreReadWhole(t *testing.T) {
 	if _, problems := Parse(t.TempDir()); len(problems) != 1 {
 		t.Errorf("an empty directory: %v", problems)
 	}
+	empty := filepath.Join(dir, "a.yaml")
+	if _, problems := Parse(empty); len(problems) != 1 || problems[0].String() != empty+": no documents found" {
+		t.Errorf("a file without a document: %v", problems)
+	}
 }
 
 func FuzzParse(f *testing.F) {

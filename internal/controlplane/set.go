@@ -44,6 +44,9 @@ type entry struct {
 	spec          any // what control.NewSpec(kind) returns, filled; nil when deleted
 	file          string
 	at            map[string]Position
+	// unread holds the fields whose values could not be read, and unknown says that a field has a name that there is not.
+	unread  map[string]bool
+	unknown bool
 	// broken says that Parse found a problem. The name still stands, so that references to it are not problems too.
 	broken bool
 }
@@ -76,6 +79,7 @@ func Parse(paths ...string) (Set, Problems) {
 	var set Set
 	var problems Problems
 	for _, path := range paths {
+		before, wrong := len(set.entries), len(problems)
 		files, err := yamlFiles(path)
 		if err == nil && len(files) == 0 {
 			err = fmt.Errorf("holds no .yaml or .yml file")
@@ -92,6 +96,9 @@ func Parse(paths ...string) (Set, Problems) {
 			entries, found := parseFile(file, text)
 			set.entries = append(set.entries, entries...)
 			problems = append(problems, found...)
+		}
+		if len(set.entries) == before && len(problems) == wrong {
+			problems = append(problems, Problem{File: path, Message: "no documents found"})
 		}
 	}
 	set.problems = problems.sorted()
@@ -210,6 +217,7 @@ func (d *decoder) entry(n ast.Node) *entry {
 		into, ok := known[p.key]
 		switch {
 		case !ok:
+			d.unknown = true
 			d.problem(p.node, p.key, "unknown field%s", suggest(p.key, known))
 		case isNull(p.value):
 			d.problem(p.node, p.key, "has no value: give one, or leave the field out")
@@ -244,13 +252,13 @@ func (d *decoder) entry(n ast.Node) *entry {
 		d.value(spec, reflect.ValueOf(into).Elem(), "spec")
 		e.spec = into
 	}
-	readable := len(*d.problems) == before
-	if readable || e.name != "" {
-		*d.problems = append(*d.problems, checkName(e)...)
+	e.unread, e.unknown = make(map[string]bool), d.unknown
+	for _, p := range (*d.problems)[before:] {
+		e.unread[p.Field] = true
 	}
-	if readable {
-		*d.problems = append(*d.problems, checkAlone(e)...)
-	}
+	// What could not be read is a problem already and hides no other one.
+	*d.problems = append(*d.problems, checkName(e)...)
+	*d.problems = append(*d.problems, checkAlone(e)...)
 	e.broken = len(*d.problems) > before
 	if e.name == "" {
 		return nil
