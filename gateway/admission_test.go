@@ -119,12 +119,11 @@ func (p patient) Lookup(ctx context.Context, tenant, id string) (counters.Reserv
 
 func (c *counting) startSink() {
 	c.t.Helper()
-	dir, err := c.follow.CaughtUp(c.deadline())
-	if err != nil {
+	if _, err := c.follow.CaughtUp(c.deadline()); err != nil {
 		c.t.Fatal(err)
 	}
 	sink, err := counters.New(counters.Config{
-		Kafka: c.kafka, Redis: redis.Config{Addrs: []string{c.redis.Addr}}, Directory: directory.Static(dir),
+		Kafka: c.kafka, Redis: redis.Config{Addrs: []string{c.redis.Addr}}, Directory: c.follow,
 		FlushEvery: 10 * time.Millisecond, WatchEvery: 50 * time.Millisecond, MaxHold: time.Minute,
 	}, slog.New(slog.DiscardHandler), prometheus.NewRegistry(), ops.NewHealth())
 	if err != nil {
@@ -543,6 +542,34 @@ func TestWithoutControlPlaneOrRedisNothingIsCounted(t *testing.T) {
 type notLoaded struct{ *directory.Follower }
 
 func (notLoaded) Current() *directory.Directory { return nil }
+
+func TestALimitThatIsNewIsNotTakenForUnused(t *testing.T) {
+	c := newCounting(t, 20*time.Second)
+	c.applyYAML("kind: Limit\nname: workflow-hour\nspec: {metric: cache_read_tokens, per: workflow, window: hour, maximum: 5}\n---\nkind: Limit\nname: shop-hour\nspec: {metric: cache_read_tokens, window: hour, maximum: 50}\n")
+	if _, err := c.follow.CaughtUp(c.deadline()); err != nil {
+		t.Fatal(err)
+	}
+	ask := m{"id": "r1", "tenant": "brooklyn", "subjects": m{"workflow": "w1"}, "amounts": m{"cache_read_tokens": 1}}
+	if a, got := c.ask("/v1/reservations", appKey, ask); a.status != 503 || got["cause"] != "incomplete" {
+		t.Error(a)
+	}
+	ctx := c.deadline()
+	key := fmt.Sprintf("kanjo:{k:%03d}:state", counters.Bucket("brooklyn"))
+	const mark = "s:17:cache_read_tokens:8:workflow:h:"
+	for c.rdb.HGet(ctx, key, mark).Err() != nil {
+		if ctx.Err() != nil {
+			t.Fatal("the sink has not said since when it counts")
+		}
+		time.Sleep(20 * time.Millisecond) // between two questions
+	}
+	if a, got := c.ask("/v1/reservations", appKey, ask); a.status != 503 || got["cause"] != "incomplete" {
+		t.Error(a)
+	}
+	c.rdb.HSet(ctx, key, mark, 1) // as after a rebuild, or in the next hour
+	if a, got := c.ask("/v1/reservations", appKey, ask); a.status != 200 || len(got["limits"].([]any)) != 2 {
+		t.Error(a)
+	}
+}
 
 func TestT41TheDoorAnswersForABlackHole(t *testing.T) {
 	c := newCounting(t, 50*time.Millisecond)

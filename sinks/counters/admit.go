@@ -130,7 +130,7 @@ func WindowMoved(err error) (time.Time, bool) {
 func (a *Admitter) Do(ctx context.Context, c ReserveCall) (ReserveReply, error) {
 	b := Bucket(c.Tenant)
 	keys := append(make([]string, 0, 3+2*len(c.Legs)), stateKey(b), holdsKey(b), reservationKey(c.Tenant, c.ID))
-	args := append(make([]any, 0, 5+9*len(c.Legs)), string(c.Verb), c.Fingerprint, c.Life.Milliseconds(), keepHold.Milliseconds(), len(c.Legs))
+	args := append(make([]any, 0, 5+11*len(c.Legs)), string(c.Verb), c.Fingerprint, c.Life.Milliseconds(), keepHold.Milliseconds(), len(c.Legs))
 	if c.Verb == CountIt {
 		args[3] = keepSettled.Milliseconds()
 	}
@@ -148,7 +148,8 @@ func (a *Admitter) Do(ctx context.Context, c ReserveCall) (ReserveReply, error) 
 		}
 		start, middle, end := l.bounds()
 		keys = append(keys, l.Counters[0].Key, l.Counters[1].Key)
-		args = append(args, metric, l.Amount, maximum, may, start, middle, end, l.Counters[0].Expiry.UnixMilli(), l.Counters[1].Expiry.UnixMilli())
+		args = append(args, metric, l.Amount, maximum, may, start, middle, end, l.Counters[0].Expiry.UnixMilli(), l.Counters[1].Expiry.UnixMilli(),
+			l.Counters[0].series[0], l.Counters[0].series[1])
 	}
 	reply, err := a.run(ctx, c.Tenant, c.ID, reserveScript, keys, args)
 	if err != nil {

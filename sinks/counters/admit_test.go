@@ -55,7 +55,9 @@ func (d *desk) makeWhole(hold time.Duration) {
 	}
 	list := make([]beginning, Buckets)
 	for b := range list {
-		list[b] = beginning{bucket: uint8(b), seen: seen[b].gen, offsets: []int64{0}}
+		list[b] = beginning{bucket: uint8(b), seen: seen[b].gen, offsets: []int64{0}, series: []string{
+			seriesName("calls", "user", Hour, ""), seriesName("calls", "user", Total, ""), seriesName("calls", "", Total, ""),
+		}}
 	}
 	if _, err := st.begin(ctx, hold, list); err != nil {
 		d.tb.Fatal(err)
@@ -567,6 +569,52 @@ func TestAServerThatTakesNoWritesIsCannotCount(t *testing.T) {
 	for i := range 121 {
 		d.must(i < 120, "shop", fmt.Sprint("y", i), leg)
 	}
+}
+
+func TestANewLimitCannotCountBeforeItsCounterHasAHistory(t *testing.T) {
+	d := newDesk(t)
+	ctx := t.Context()
+	leg := func(kind Kind, tenant string) Leg {
+		c := Calendar{zones: zones{{name: "UTC", loc: time.UTC}}, grace: Grace{}.withDefaults()}
+		l := Leg{Metric: "tokens", Amount: 1, Maximum: 5}
+		l.Counters[0] = c.At(ID{Tenant: tenant, Metric: "tokens", Dimension: "user", Subject: "u1", Kind: kind}, d.now)
+		l.Counters[1] = l.Counters[0]
+		if kind != Total {
+			l.Counters[1] = c.At(ID{Tenant: tenant, Metric: "tokens", Dimension: "user", Subject: "u1", Kind: kind}, l.Counters[0].Window.End)
+		}
+		return l
+	}
+	check := func(want Reason, l Leg, tenant, id string) {
+		t.Helper()
+		_, err := d.reserve(tenant, id, l)
+		reason := Reason("")
+		if cannot, ok := errors.AsType[*CannotCountError](err); ok {
+			reason = cannot.Reason
+		}
+		if reason != want {
+			t.Errorf("%s: %v, want %q", id, err, want)
+		}
+	}
+	check(ReasonIncomplete, leg(Hour, "shop"), "shop", "r1") // the sink knows nothing of it
+	st := store{d.rdb}
+	seen, err := st.look(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.mark(ctx, seen, []string{seriesName("tokens", "user", Hour, ""), seriesName("tokens", "user", Total, "")}); err != nil {
+		t.Fatal(err)
+	}
+	check(ReasonIncomplete, leg(Hour, "shop"), "shop", "r2") // the window began before it was counted
+	d.rdb.HSet(ctx, stateKey(Bucket("shop")), "s:"+seriesName("tokens", "user", Hour, ""), d.now.Add(-2*time.Hour).UnixMilli())
+	check("", leg(Hour, "shop"), "shop", "r3") // a later window
+	check(ReasonIncomplete, leg(Total, "shop"), "shop", "r4")
+	d.rdb.HSet(ctx, stateKey(Bucket("shop")), "s:"+seriesName("tokens", "user", Total, "shop"), 0)
+	check("", leg(Total, "shop"), "shop", "r5") // as after a rebuild
+	// Marking again moves nothing.
+	if err := st.mark(ctx, seen, []string{seriesName("tokens", "user", Hour, "")}); err != nil {
+		t.Fatal(err)
+	}
+	check("", leg(Hour, "shop"), "shop", "r6")
 }
 
 func TestSeenIsOneOperationAndKnowsItsOwnRetry(t *testing.T) {

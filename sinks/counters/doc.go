@@ -33,11 +33,14 @@
 // deduper may write there.
 //
 // A tenant as a whole is counted per hour, day and month always. Weeks, totals and subjects (a user, a workflow) are counted where a
-// limit asks for them, and so are complete from the limit's publication on: before a new limit may rely on one, `kanjo counters
-// rebuild` builds it, or its next window has begun.
+// limit asks for them, and so are complete from the limit's publication on: the buckets record since when, and until a window has begun after
+// that, or `kanjo counters rebuild` has built it, admission answers cannot count.
 //
-// The user of Redis needs the keys kanjo:* and the commands EVALSHA, SCRIPT LOAD, INFO, TIME, SCAN, DEL, and those of hashes, sets, sorted
-// sets and PEXPIREAT. Redis 7 or newer is needed, for the header of the scripts.
+// Admission ([Admitter], package admission) keeps reservations beside the counters: lua/hold.lua says what a record holds. Its verbs change pending and
+// held; apply takes over what a reservation holds when its event comes.
+//
+// The user of Redis needs the keys kanjo:* and the commands EVALSHA, SCRIPT LOAD, INFO, TIME, SCAN, DEL, SET, and those of hashes, sets, sorted
+// sets, EXISTS, PEXPIRE, PEXPIREAT and PEXPIRETIME. Redis 7 or newer is needed, for the header of the scripts.
 //
 // Failpoints: counters.before_apply, counters.after_apply, counters.before_attest, counters.after_begin, counters.before_flip.
 //

@@ -1,6 +1,7 @@
 package counters
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -38,12 +39,11 @@ type aggregation struct {
 	distinct string // the dimension whose values are counted
 }
 
-func newPlan(dir *directory.Directory, now time.Time) (*plan, error) {
+func newPlan(dir *directory.Directory, _ time.Time) (*plan, error) {
 	p := &plan{dir: dir, metrics: make(map[string]aggregation)}
-	// Limits that hold now, and those that will: what they count must stand before they begin.
-	names := append(dir.Names(control.KindLimit, now), dir.Names(control.KindLimit, time.Unix(1<<40, 0))...)
-	slices.Sort(names)
-	for _, name := range slices.Compact(names) {
+	// Limits that hold now, those that will, since what they count must stand before they begin, and those that did: one that is made
+	// again finds no gap in its history.
+	for _, name := range dir.EveryName(control.KindLimit) {
 		for _, doc := range dir.Versions(control.KindLimit, name) {
 			if doc.Deleted {
 				continue
@@ -124,19 +124,47 @@ func (p *plan) series(tenant, metric string) []series {
 }
 
 func (p *plan) selects(l limit, tenant string) bool {
-	if l.Tenant != "" {
-		return l.Tenant == tenant
+	// A plan does not count: a tenant that joins it must find its counters complete.
+	return l.Tenant == "" || l.Tenant == tenant
+}
+
+// seriesName names a series that is counted because limits ask for it, of one tenant or, with none, of all. What is counted always has no name.
+func seriesName(metric, dimension string, kind Kind, tenant string) string {
+	if dimension == "" && slices.Contains(always, kind) {
+		return ""
 	}
-	if l.Plan == "" {
-		return true
-	}
-	for _, doc := range p.dir.Versions(control.KindTenant, tenant) {
-		var t control.Tenant
-		if !doc.Deleted && json.Unmarshal(doc.Spec, &t) == nil && t.Plan == l.Plan {
-			return true
+	return fmt.Sprintf("%d:%s:%d:%s:%c:%s", len(metric), metric, len(dimension), dimension, kind, tenant)
+}
+
+// forLimits names every series that is counted because limits ask for it, sorted.
+func (p *plan) forLimits() []string {
+	var out []string
+	for _, l := range p.limits {
+		if name := seriesName(l.Metric, l.Per, l.kind, l.Tenant); name != "" {
+			out = append(out, name)
 		}
 	}
-	return false
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// markMargin is how much later than one instance of the sink the others may learn of a new limit.
+const markMargin = time.Minute
+
+// mark records in every bucket since when the series of new limits are counted.
+func (s store) mark(ctx context.Context, seen []bucketState, names []string) error {
+	pipe := s.rdb.Pipeline()
+	for b := range seen {
+		args := []any{seen[b].gen, markMargin.Milliseconds()}
+		for _, name := range names {
+			args = append(args, name)
+		}
+		markScript.EvalSha(ctx, pipe, []string{stateKey(uint8(b))}, args...)
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return fmt.Errorf("record since when new limits are counted: %w", err)
+	}
+	return nil
 }
 
 // zones returns the tenant's zone history, empty for a tenant that the control plane has never known.

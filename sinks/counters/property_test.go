@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -168,7 +169,8 @@ func removeForeign(tb testing.TB, rdb goredis.UniversalClient) {
 	it := rdb.Scan(context.Background(), 0, "kanjo:*:c:*", 1000).Iterator()
 	for it.Next(context.Background()) {
 		if rdb.Type(context.Background(), it.Val()).Val() == "string" {
-			id, err := ParseKey(it.Val())
+			key, _, _ := strings.Cut(it.Val(), ":u:") // perhaps the values of a distinct counter
+			id, err := ParseKey(key)
 			if err != nil {
 				tb.Fatal(err)
 			}

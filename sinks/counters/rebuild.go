@@ -85,7 +85,7 @@ func (r Rebuilder) Rebuild(ctx context.Context) (Rebuilt, error) {
 	failpoint.Hit("counters.before_flip")
 	list := make([]beginning, Buckets)
 	for b := range list {
-		list[b] = beginning{bucket: uint8(b), seen: seen[b].gen, gen: gens[b], offsets: fence}
+		list[b] = beginning{bucket: uint8(b), seen: seen[b].gen, gen: gens[b], offsets: fence, series: p.forLimits()}
 	}
 	if out.Buckets, err = st.begin(ctx, r.MaxHold, list); err != nil {
 		return Rebuilt{}, err

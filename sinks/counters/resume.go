@@ -185,6 +185,11 @@ func maxFuture(dir *directory.Directory, now time.Time) time.Duration {
 // beginMissing begins a generation, from the start of the log, in every bucket that has no state, is marked as lost, or has seen
 // evictions. Of several instances that find this at once one wins per bucket, and the others see its generation.
 func (s *Stage) beginMissing(ctx context.Context, states []bucketState, log logView) ([]bucketState, error) {
+	p, err := newPlan(s.follower.Current(), time.Now())
+	if err != nil {
+		return nil, stopError{fmt.Errorf("counters: %w", err)}
+	}
+	series := p.forLimits()
 	var list []beginning
 	lost := 0
 	for b, st := range states {
@@ -200,7 +205,7 @@ func (s *Stage) beginMissing(ctx context.Context, states []bucketState, log logV
 		default:
 			continue
 		}
-		list = append(list, beginning{bucket: uint8(b), seen: st.gen, since: log.since, offsets: log.starts})
+		list = append(list, beginning{bucket: uint8(b), seen: st.gen, since: log.since, offsets: log.starts, series: series})
 	}
 	if len(list) == 0 {
 		return states, nil

@@ -40,7 +40,7 @@ type Config struct {
 	// SweepEvery is how often buckets without traffic are moved up, and WatchEvery how often Redis is asked whether it is
 	// still the same. Zero is 5 s and 2 s.
 	SweepEvery, WatchEvery time.Duration
-	// MaxHold is the longest life of a reservation: so long hard limits stay shut after holds may have been lost. Zero is 1 h.
+	// MaxHold is the longest life of a reservation: so long hard limits stay shut after holds may have been lost. Zero is 15 min.
 	MaxHold time.Duration
 }
 
@@ -56,7 +56,7 @@ func (c Config) withDefaults() Config {
 	set(&c.FlushEvery, 100*time.Millisecond)
 	set(&c.SweepEvery, 5*time.Second)
 	set(&c.WatchEvery, 2*time.Second)
-	set(&c.MaxHold, time.Hour)
+	set(&c.MaxHold, 15*time.Minute)
 	c.Grace = c.Grace.withDefaults()
 	return c
 }
@@ -104,6 +104,7 @@ type Stage struct {
 	follower  *directory.Follower
 	plan      *plan
 	fold      *fold
+	marked    []string      // series whose beginning the buckets know
 	seen      []bucketState // what Redis said when the position was last taken
 	events    int           // folded and not flushed
 	newest    time.Time     // IngestedAt of the newest of them
@@ -321,7 +322,7 @@ func (s *Stage) forget() {
 		s.flight = nil
 	}
 	s.events = 0
-	s.fold = nil
+	s.fold, s.marked = nil, nil
 }
 
 // turn handles what one poll brought.
@@ -456,6 +457,19 @@ func (s *Stage) usePlan(ctx context.Context, offset int64) error {
 		return stopError{fmt.Errorf("counters: %w", err)}
 	}
 	s.plan, s.fold = p, newFold(p, s.cfg.Grace)
+	return s.markNew(ctx)
+}
+
+// markNew records since when the series of limits that are new are counted: from here on, as the next event is folded by the new plan.
+func (s *Stage) markNew(ctx context.Context) error {
+	names := s.plan.forLimits()
+	if s.seen == nil || slices.Equal(names, s.marked) {
+		return nil
+	}
+	if err := s.store.mark(ctx, s.seen, names); err != nil {
+		return err
+	}
+	s.marked = names
 	return nil
 }
 

@@ -39,6 +39,9 @@ var fillLua string
 //go:embed lua/snapshot.lua
 var snapshotLua string
 
+//go:embed lua/mark.lua
+var markLua string
+
 //go:embed lua/hold.lua
 var holdLua string
 
@@ -69,6 +72,7 @@ var (
 	claimScript    = script(claimLua)
 	fillScript     = script(fillLua)
 	snapshotScript = script(snapshotLua)
+	markScript     = script(markLua)
 
 	// Of admission, which never pipelines: a script that the server has forgotten is sent again whole.
 	reserveScript = script(holdLua + reserveLua)
@@ -103,7 +107,7 @@ type bucketState struct {
 // loadScripts puts the scripts into the cache of every master: inside a pipeline there is no falling back to EVAL.
 func (s store) loadScripts(ctx context.Context) error {
 	for _, sc := range []*redis.Script{
-		lookScript, beginScript, attestScript, applyScript, readScript, claimScript, fillScript, snapshotScript,
+		lookScript, beginScript, attestScript, applyScript, readScript, claimScript, fillScript, snapshotScript, markScript,
 	} {
 		if err := sc.Load(ctx, s.rdb).Err(); err != nil {
 			return fmt.Errorf("load a script into redis (version 7 or newer is needed): %w", err)
@@ -184,7 +188,8 @@ type beginning struct {
 	bucket    uint8
 	seen, gen string // gen empty: the script chooses
 	since     time.Time
-	offsets   []int64 // by partition
+	offsets   []int64  // by partition
+	series    []string // that are counted for limits' sake
 }
 
 // begin begins generations in the buckets that are still of the generation seen, and returns in how many.
@@ -199,6 +204,9 @@ func (s store) begin(ctx context.Context, maxHold time.Duration, list []beginnin
 		args := []any{b.seen, b.gen, since, maxHold.Milliseconds(), len(b.offsets)}
 		for _, off := range b.offsets {
 			args = append(args, off)
+		}
+		for _, name := range b.series {
+			args = append(args, name)
 		}
 		cmds[i] = beginScript.EvalSha(ctx, pipe, []string{stateKey(b.bucket)}, args...)
 	}

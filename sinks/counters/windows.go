@@ -29,6 +29,8 @@ type Counter struct {
 	Zone   string
 	Window calendar.Interval // zero for a counter without one
 	Expiry time.Time
+	// series are the names under which the sink says since when the counter's series is counted; empty for one that is always.
+	series [2]string
 }
 
 // At returns the counter that id names, except for its zone and start, in the window that holds t. A Total has no window.
@@ -39,7 +41,10 @@ func (c Calendar) At(id ID, t time.Time) Counter {
 		in, id.Zone = c.zones.window(id.Kind, t)
 		id.Start = in.Start
 	}
-	return Counter{Key: id.Key(), Zone: id.Zone, Window: in, Expiry: c.grace.expiry(id.Kind, in, t)}
+	return Counter{
+		Key: id.Key(), Zone: id.Zone, Window: in, Expiry: c.grace.expiry(id.Kind, in, t),
+		series: [2]string{seriesName(id.Metric, id.Dimension, id.Kind, ""), seriesName(id.Metric, id.Dimension, id.Kind, id.Tenant)},
+	}
 }
 
 // Concurrency returns the counter of what is held at once of a metric, by the tenant as a whole or by a subject.

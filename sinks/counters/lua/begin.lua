@@ -1,6 +1,6 @@
 -- begin: starts a generation with given watermarks, by compare-and-set on the generation that the caller saw.
 -- KEYS: state. ARGV: generation seen ('' = none), new generation ('' = choose), since in ms, max hold in ms,
--- partition count, then one offset per partition.
+-- partition count, one offset per partition, then the names of the series that are counted for limits' sake.
 local gen, next_gen, run, evicted, lost, shut = unpack(redis.call('HMGET', KEYS[1], 'gen', 'next', 'run', 'evicted', 'lost', 'shut'))
 if (gen or '') ~= ARGV[1] then return {'moved', gen or ''} end
 local now = now_ms()
@@ -22,6 +22,11 @@ end
 for p = 0, tonumber(ARGV[5]) - 1 do
   set[#set + 1] = 'w:' .. p
   set[#set + 1] = ARGV[6 + p]
+end
+-- Their history is that of the log: they are counted from its beginning on.
+for i = 6 + tonumber(ARGV[5]), #ARGV do
+  set[#set + 1] = 's:' .. ARGV[i]
+  set[#set + 1] = ARGV[3]
 end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], unpack(set))

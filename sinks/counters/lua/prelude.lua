@@ -13,17 +13,24 @@
 --   evicted  evicted_keys of the server when run was set
 --   hold     ms; the longest life of a hold
 --   holds    the run in which no hold has been lost, when the bucket was whole as its generation began
+--   s:<name> ms; since when a series is counted that only limits ask for; missing = not yet
 --   shut     ms; holds may have been lost, so hard limits stay shut until then
 --   lost     set when the bucket must not be trusted any more: why
 local MOST = 9007199254740991
 
 -- The run of the server: a restart changes the first part, a fail-over the second. Both are in INFO, which is
 -- generated inside the server and costs a few microseconds.
+local function after(info, name, pattern)
+  -- A plain search first: a pattern that is tried at every place of the text costs more than the rest of a script.
+  local _, at = string.find(info, name, 1, true)
+  return string.match(info, pattern, at + 1)
+end
+
 local function server()
   local info = redis.call('INFO', 'server', 'replication', 'stats', 'memory')
-  return string.match(info, 'run_id:(%x+)') .. ':' .. string.match(info, 'master_replid:(%x+)'),
-    tonumber(string.match(info, 'evicted_keys:(%d+)')),
-    string.match(info, 'maxmemory_policy:([%w-]+)')
+  return after(info, '\nrun_id:', '^%x+') .. ':' .. after(info, '\nmaster_replid:', '^%x+'),
+    tonumber(after(info, '\nevicted_keys:', '^%d+')),
+    after(info, '\nmaxmemory_policy:', '^[%w-]+')
 end
 
 local function now_ms()

@@ -3,7 +3,8 @@
 -- KEYS: state, holds, record, then two per leg: the counters of the window that holds the caller's time and of the next one.
 -- ARGV: verb, fingerprint, life of the hold in ms, how long the record outlives it in ms, legs n, then per leg: metric ('' = held only),
 -- amount, maximum ('' = none), 1 when the leg may go uncounted, then in ms: start of the window, its end, end of the
--- next, expiry of the one's counter, of the other's. A start of -1 has no window and needs no history.
+-- next, expiry of the one's counter, of the other's; then two names of its series ('' = counted always). A start of -1 has no
+-- window and needs no history.
 -- Answer: word, now, writes, 1 when a leg went uncounted, expiry, then per leg: 0 or 1 (which window), used, pending, held as
 -- they were before. Or {'cannot', reason}, {'moved', now}, {'conflict', state}, {'ended', state}.
 local verb, print, ttl, keep, n = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -33,7 +34,7 @@ reap(holds, now)
 local over, uncounted, cannot = false, '0', nil
 local keys, expiries, out = {}, {}, {}
 for i = 1, n do
-  local a = 6 + 9 * (i - 1)
+  local a = 6 + 11 * (i - 1)
   local amount, maximum, may = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), ARGV[a + 3] == '1'
   local start, finish, last = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6])
   if now < start or now >= last then return {'moved', text(now)} end
@@ -45,7 +46,12 @@ for i = 1, n do
   local used, pending, held = whole(c[1]), whole(c[2]), whole(c[3])
   if not (used and pending and held) then return {'cannot', 'state_lost'} end
   if maximum then
-    local unknown = now < shut and 'holds_lost' or (begins >= 0 and begins < since and 'incomplete')
+    local from = since
+    if ARGV[a + 9] ~= '' then
+      local marks = redis.call('HMGET', KEYS[1], 's:' .. ARGV[a + 9], 's:' .. ARGV[a + 10])
+      from = math.max(since, math.min(tonumber(marks[1]) or math.huge, tonumber(marks[2]) or math.huge))
+    end
+    local unknown = now < shut and 'holds_lost' or (begins >= 0 and begins < from and 'incomplete')
     if unknown and may then
       uncounted = '1'
     elseif unknown then
@@ -55,7 +61,7 @@ for i = 1, n do
     end
   end
   local o = 4 * (i - 1)
-  out[o + 1], out[o + 2], out[o + 3], out[o + 4] = text(second), text(used), text(pending), text(held)
+  out[o + 1], out[o + 2], out[o + 3], out[o + 4] = second, used, pending, held
 end
 
 local word = 'ok'
@@ -76,7 +82,7 @@ elseif verb ~= 'check' then
     set[#set + 1] = print
   end
   for i = 1, n do
-    local a = 6 + 9 * (i - 1)
+    local a = 6 + 11 * (i - 1)
     set[#set + 1] = 'k' .. i
     set[#set + 1] = keys[i]
     set[#set + 1] = 'a' .. i
@@ -93,4 +99,5 @@ elseif verb ~= 'check' then
     live(holds, exp + keep)
   end
 end
-return {word, text(now), writes, uncounted, text(exp), unpack(out)}
+-- Numbers up to 2^53 come out of Lua as they are.
+return {word, now, writes, uncounted, exp, unpack(out)}
