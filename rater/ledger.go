@@ -2,37 +2,19 @@ package rater
 
 import (
 	"context"
-	"encoding/hex"
 	"fmt"
 
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
-	"github.com/twmb/franz-go/pkg/kadm"
 
+	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/rater/document"
 	"github.com/kanjo-dev/kanjo/rater/mediation"
-	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
 )
 
 // epoch returns the number that the ledger gave to the present incarnation of usage.unique.
 func (c *closing) epoch(ctx context.Context) (uint32, error) {
-	topics, err := kadm.NewClient(c.client).ListTopics(ctx, schemas.TopicUnique)
-	if err == nil {
-		err = topics[schemas.TopicUnique].Err
-	}
-	if err != nil {
-		return 0, fmt.Errorf("look up topic %s: %w (kanjo migrate creates the topics)", schemas.TopicUnique, err)
-	}
-	id := topics[schemas.TopicUnique].ID
-	var epoch uint32
-	err = c.ClickHouse.QueryRow(ctx, "SELECT min(epoch) FROM log_epochs WHERE topic = ? AND topic_id = ?", schemas.TopicUnique, hex.EncodeToString(id[:])).Scan(&epoch)
-	if err != nil {
-		return 0, fmt.Errorf("read table log_epochs: %w", err)
-	}
-	if epoch == 0 {
-		return 0, fmt.Errorf("the ledger has never read this %s: start kanjo ledger and close again", schemas.TopicUnique)
-	}
-	return epoch, nil
+	return ledger.Epoch(ctx, c.ClickHouse, c.client)
 }
 
 // openLedger audits the ledger below a cut, once per cut: a loss is an error, and what is proved need not be looked at again. A dry run
@@ -47,7 +29,7 @@ func (c *closing) openLedger(ctx context.Context, log document.LogCut) (*mediati
 		return c.ledgers[key], err
 	}
 	c.Progress(Progress{Step: "audit"})
-	l, err := auditedLedger(ctx, c.ClickHouse, mediation.Cut{Epoch: log.Epoch, Offsets: log.Offsets})
+	l, err := auditedLedger(ctx, c.Kafka, c.ClickHouse, mediation.Cut{Epoch: log.Epoch, Offsets: log.Offsets})
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +48,7 @@ func (c *closing) reopen(ctx context.Context, log document.LogCut) error {
 	return err
 }
 
-func auditedLedger(ctx context.Context, conn driver.Conn, cut mediation.Cut) (*mediation.Ledger, error) {
+func auditedLedger(ctx context.Context, log kafka.Config, conn driver.Conn, cut mediation.Cut) (*mediation.Ledger, error) {
 	until := make(map[int32]int64, len(cut.Offsets))
 	for p, o := range cut.Offsets {
 		until[int32(p)] = o
@@ -76,12 +58,12 @@ func auditedLedger(ctx context.Context, conn driver.Conn, cut mediation.Cut) (*m
 	if err != nil {
 		return nil, err
 	}
-	report, err := ledger.Audit(ctx, conn, ledger.AuditOptions{Until: until})
+	report, err := ledger.Audit(ctx, conn, ledger.AuditOptions{Until: until, Epoch: cut.Epoch, Kafka: &log})
 	if err != nil {
 		return nil, err
 	}
 	if err := report.Err(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the audit before the close: %w", err)
 	}
 	for _, p := range report.Partitions {
 		if p.Epoch <= cut.Epoch && (p.Rows != p.StoredRows || p.Waiting > 0 || len(p.Surpluses) > 0) {

@@ -421,6 +421,71 @@ func TestUsageWithoutAPriceHoldsTheDocumentBack(t *testing.T) {
 	}
 }
 
+func (w *world) exec(sql string) {
+	w.Helper()
+	if err := w.conn.Exec(w.Context(), sql); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// recorded waits until the audit finds n rows proved.
+func (w *world) recorded(n uint64) {
+	w.Helper()
+	w.eventually(fmt.Sprintf("%d rows are proved", n), func() bool {
+		until, err := ledger.Position(w.Context(), w.client, ledger.DefaultGroup)
+		if err != nil {
+			return false
+		}
+		r, err := ledger.Audit(w.Context(), w.conn, ledger.AuditOptions{Until: until, Kafka: &w.kafka})
+		if err != nil || r.Err() != nil {
+			return false
+		}
+		var rows uint64
+		for _, p := range r.Partitions {
+			rows += p.Rows
+		}
+		return rows == n
+	})
+}
+
+func TestACloseIssuesNothingOverALedgerThatLacksWhatWasProved(t *testing.T) {
+	w := newWorld(t, controlPlane(t, 1))
+	for i := range 10 {
+		w.send(usage(0, fmt.Sprint(i), july, 1, 0, ""))
+	}
+	w.recorded(10)
+	w.exec("ALTER TABLE usage_events DELETE WHERE id IN ('3', '5', '8') SETTINGS mutations_sync = 2")
+	for range 2 {
+		if r, err := w.tryClose(Options{Period: "2026-07"}); !errors.Is(err, ledger.ErrLoss) || r.Count(Issued) > 0 {
+			t.Errorf("the close says %v, %v", statuses(r), err)
+		}
+	}
+	if n := len(w.documents()); n > 0 {
+		t.Errorf("%d documents are final", n)
+	}
+}
+
+func TestACloseIssuesNothingOverALedgerFromAnOlderBackup(t *testing.T) {
+	w := newWorld(t, controlPlane(t, 1))
+	for i := range 10 {
+		w.send(usage(0, fmt.Sprint(i), july, 1, 0, ""))
+	}
+	w.recorded(10)
+	for _, table := range []string{"usage_events", "manifests", "audit_ranges"} {
+		w.exec("TRUNCATE TABLE " + table)
+	}
+	if r, err := w.tryClose(Options{Period: "2026-07"}); !errors.Is(err, ledger.ErrLoss) || !strings.Contains(err.Error(), "Rebuild the ledger") || r.Count(Issued) > 0 {
+		t.Errorf("the close says %v, %v", statuses(r), err)
+	}
+	w.send(usage(0, "later", july, 1, 0, "")) // the sink goes on behind the hole
+	if r, err := w.tryClose(Options{Period: "2026-07"}); !errors.Is(err, ledger.ErrLoss) || r.Count(Issued) > 0 {
+		t.Errorf("with later events the close says %v, %v", statuses(r), err)
+	}
+	if n := len(w.documents()); n > 0 {
+		t.Errorf("%d documents are final", n)
+	}
+}
+
 func TestTwoClosesAtOnceGiveOneInvoice(t *testing.T) {
 	w := newWorld(t, controlPlane(t, 20))
 	for i := range 20 {

@@ -1,14 +1,20 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+
+	"github.com/kanjo-dev/kanjo/internal/kafka"
+	"github.com/kanjo-dev/kanjo/schemas"
 )
 
 // ErrLoss is matched by the error of a report that found a loss. It blocks invoicing.
@@ -19,8 +25,13 @@ type AuditOptions struct {
 	// Until is what Position returned before the audit: below it a row that is not in the ledger is lost, above it the row may
 	// be on its way. A partition that is not named is not audited.
 	Until map[int32]int64
+	// Epoch is the incarnation of usage.unique that Until speaks of; zero is the present one. Later ones are not audited.
+	Epoch uint32
 	// Full proves everything again, also what was proved before.
 	Full bool
+	// Kafka, unless it is nil, is where usage.unique stands. Then each record below Until that no manifest in the ledger covers is
+	// looked up there: a ledger that came back from an older backup has lost its manifests with its rows, and agrees with itself.
+	Kafka *kafka.Config
 }
 
 // Report is what an audit found.
@@ -62,6 +73,37 @@ type Finding struct {
 	// offsetsMax of them; More counts the others.
 	Offsets []int64 `json:"offsets,omitempty"`
 	More    int     `json:"more,omitempty"`
+	// Kind says what was compared; empty for a range and its manifest.
+	Kind FindingKind `json:"kind,omitempty"`
+}
+
+// FindingKind says what a finding compares.
+type FindingKind string
+
+// The kinds beside that of a range and its manifest.
+const (
+	// FoundUnrecorded is a range in which the log has records, those at Offsets, of which the ledger has neither rows nor a manifest.
+	FoundUnrecorded FindingKind = "unrecorded"
+	// FoundExpired is a range of which the ledger has no manifest and which Kafka no longer holds, so that nothing tells what was in it.
+	FoundExpired FindingKind = "expired"
+	// FoundUnproven is a range that was proved once and holds fewer rows now, although no manifest that is left says which.
+	FoundUnproven FindingKind = "unproven"
+)
+
+// Text says what is wrong with a loss and where it is written what to do.
+func (f *Finding) Text() string {
+	at := fmt.Sprintf("offsets %d to %d", f.First, f.Last)
+	const rebuild = `(docs/runbook.md, "Rebuild the ledger")`
+	switch f.Kind {
+	case FoundUnrecorded:
+		return fmt.Sprintf("%s: %s has %d records there of which the ledger has neither rows nor a manifest: was it restored from a backup? Read the log again %s",
+			at, schemas.TopicUnique, len(f.Offsets)+f.More, rebuild)
+	case FoundExpired:
+		return fmt.Sprintf("%s: the ledger has no manifest of them, and Kafka no longer holds them: restore a backup of ClickHouse that has them %s", at, rebuild)
+	case FoundUnproven:
+		return fmt.Sprintf("%s: %d rows of the %d that were proved once, and the manifests of the others are gone: read the log again %s", at, f.Have.Rows, f.Want.Rows, rebuild)
+	}
+	return fmt.Sprintf(`%s: %d rows of %d (docs/runbook.md, "The audit finds a deficit")`, at, f.Have.Rows, f.Want.Rows)
 }
 
 // Sums are the checksums of a set of rows. Hash and Units wrap.
@@ -94,7 +136,7 @@ func (r *Report) Err() error {
 		n += len(p.Losses)
 		for _, l := range p.Losses {
 			if first == nil {
-				first = fmt.Errorf("%w: partition %d (epoch %d), offsets %d to %d: %d rows of %d", ErrLoss, p.Partition, p.Epoch, l.First, l.Last, l.Have.Rows, l.Want.Rows)
+				first = fmt.Errorf("%w: partition %d (epoch %d), %s", ErrLoss, p.Partition, p.Epoch, l.Text())
 			}
 		}
 	}
@@ -117,10 +159,14 @@ func (r *Report) Plain() bool {
 }
 
 // Audit compares what the deduper's manifests say with what the ledger holds, from where the last audit stopped, and records
-// what it proved. An error means that the audit could not be made; what it found is in the report, and Report.Err says
+// what it proved. What was proved before is summed again: it must still be there. An error means that the audit could not be made; what it found is in the report, and Report.Err says
 // whether it blocks invoicing.
 func Audit(ctx context.Context, conn driver.Conn, opts AuditOptions) (*Report, error) {
 	if err := CheckSchema(ctx, conn); err != nil {
+		return nil, err
+	}
+	log, err := openLog(ctx, conn, &opts)
+	if err != nil {
 		return nil, err
 	}
 	parts, err := auditedPartitions(ctx, conn, opts)
@@ -129,7 +175,7 @@ func Audit(ctx context.Context, conn driver.Conn, opts AuditOptions) (*Report, e
 	}
 	report := &Report{Partitions: []PartitionReport{}}
 	for _, p := range parts {
-		found, copies, err := p.audit(ctx, conn, opts.Full)
+		found, copies, err := p.audit(ctx, conn, log, opts.Full)
 		if err != nil {
 			return nil, fmt.Errorf("audit partition %d (epoch %d): %w", p.partition, p.epoch, err)
 		}
@@ -153,10 +199,11 @@ type audited struct {
 
 func auditedPartitions(ctx context.Context, conn driver.Conn, opts AuditOptions) ([]audited, error) {
 	rows, err := conn.Query(ctx, `
-		SELECT k.log_epoch, k.log_partition, r.p.1, r.p.2, r.p.3, r.p.4, k.log_epoch = max(k.log_epoch) OVER ()
+		SELECT k.log_epoch, k.log_partition, r.p.1, r.p.2, r.p.3, r.p.4, max(k.log_epoch) OVER ()
 		FROM (
 			SELECT unique_epoch AS log_epoch, partition AS log_partition FROM manifests
 			UNION DISTINCT SELECT log_epoch, log_partition FROM usage_events
+			UNION DISTINCT SELECT log_epoch, log_partition FROM audit_ranges
 		) AS k
 		LEFT JOIN (
 			SELECT log_epoch, log_partition, argMax((next_offset, rows, hash_sum, units_sum), audited_at) AS p
@@ -168,23 +215,37 @@ func auditedPartitions(ctx context.Context, conn driver.Conn, opts AuditOptions)
 	}
 	defer rows.Close()
 	var out []audited
+	known := make(map[int32]bool)
 	for rows.Next() {
 		var a audited
-		var current bool
-		if err := rows.Scan(&a.epoch, &a.partition, &a.proven, &a.sums.Rows, &a.sums.Hash, &a.sums.Units, &current); err != nil {
+		var last uint32
+		if err := rows.Scan(&a.epoch, &a.partition, &a.proven, &a.sums.Rows, &a.sums.Hash, &a.sums.Units, &last); err != nil {
 			return nil, fmt.Errorf("audit: read what was proved: %w", err)
 		}
+		epoch := cmp.Or(opts.Epoch, last)
+		if a.epoch > epoch {
+			continue
+		}
 		a.until = math.MaxInt64 // An earlier incarnation of the log has ended.
-		if current {
+		if a.epoch == epoch {
 			var named bool
 			if a.until, named = opts.Until[a.partition]; !named {
 				continue
 			}
+			known[a.partition] = true
 		}
 		out = append(out, a)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, fmt.Errorf("audit: read what was proved: %w", err)
+	}
+	if opts.Epoch > 0 {
+		// The ledger may hold nothing at all of a partition in which the log has records.
+		for _, p := range slices.Sorted(maps.Keys(opts.Until)) {
+			if !known[p] && opts.Until[p] > 0 {
+				out = append(out, audited{epoch: opts.Epoch, partition: p, until: opts.Until[p]})
+			}
+		}
 	}
 	return out, nil
 }
@@ -200,10 +261,14 @@ const eachOnce = `
 	WHERE log_epoch = ? AND log_partition = ? AND log_offset >= ? AND log_offset < ?
 	GROUP BY log_offset, measure, hash, units`
 
-func (a audited) audit(ctx context.Context, conn driver.Conn, full bool) (PartitionReport, []Copy, error) {
+func (a audited) audit(ctx context.Context, conn driver.Conn, log *auditedLog, full bool) (PartitionReport, []Copy, error) {
+	kept, whole, err := a.kept(ctx, conn)
+	if err != nil {
+		return PartitionReport{}, nil, err
+	}
 	from := a.proven
 	sums := a.sums
-	if full {
+	if full || !whole {
 		from, sums = 0, Sums{}
 	}
 	out := PartitionReport{Epoch: a.epoch, Partition: a.partition, From: from, Proven: from, Examined: from}
@@ -212,48 +277,92 @@ func (a audited) audit(ctx context.Context, conn driver.Conn, full bool) (Partit
 	if err != nil {
 		return out, nil, err
 	}
-	if end > from {
-		out.Examined, out.Proven = end, end
-		have, err := a.stored(ctx, conn, from, end)
+	end = max(end, from)
+	out.Examined, out.Proven = end, end
+	have, err := a.stored(ctx, conn, from, end)
+	if err != nil {
+		return out, nil, err
+	}
+	out.StoredRows = have.Rows
+	if from > 0 {
+		out.StoredRows += kept.Rows
+	}
+	if have != want {
+		if have, err = a.deduplicated(ctx, conn, from, end); err != nil {
+			return out, nil, err
+		}
+	}
+	if have != want {
+		if err := a.findings(ctx, conn, &out, from, end); err != nil {
+			return out, nil, err
+		}
+	}
+	if err := a.unrecorded(ctx, conn, log, &out); err != nil {
+		return out, nil, err
+	}
+	if !whole && len(out.Losses) == 0 {
+		if err := a.unproven(ctx, conn, &out); err != nil {
+			return out, nil, err
+		}
+	}
+	if out.Proven < end {
+		if want, _, err = a.manifested(ctx, conn, from, out.Proven); err != nil {
+			return out, nil, err
+		}
+		stored, err := a.stored(ctx, conn, 0, out.Proven)
 		if err != nil {
 			return out, nil, err
 		}
-		if have != want {
-			if have, err = a.deduplicated(ctx, conn, from, end); err != nil {
-				return out, nil, err
-			}
-		}
-		if have != want {
-			if err := a.findings(ctx, conn, &out, from, end); err != nil {
-				return out, nil, err
-			}
-			if want, _, err = a.manifested(ctx, conn, from, out.Proven); err != nil {
-				return out, nil, err
-			}
-		}
-		sums = Sums{Rows: sums.Rows + want.Rows, Hash: sums.Hash + want.Hash, Units: sums.Units + want.Units}
+		out.StoredRows = stored.Rows
 	}
+	sums = Sums{Rows: sums.Rows + want.Rows, Hash: sums.Hash + want.Hash, Units: sums.Units + want.Units}
+	out.Rows = sums.Rows
 	copies, err := a.copies(ctx, conn, from, out.Proven)
 	if err != nil {
 		return out, nil, err
 	}
-	if out.Proven != a.proven || full {
+	// A proof whose rows are gone is kept as it is: the next audit must miss them too, also those that no manifest names.
+	forgets := !whole && len(out.Losses) > 0
+	if (out.Proven != a.proven || from != a.proven) && !forgets {
 		if err := a.record(ctx, conn, out.Proven, sums, copies); err != nil {
 			return out, nil, err
 		}
 	}
-	out.Rows = sums.Rows
-	stored, err := a.stored(ctx, conn, 0, out.Proven)
-	if err != nil {
-		return out, nil, err
-	}
-	out.StoredRows = stored.Rows
 	waiting, err := a.stored(ctx, conn, out.Examined, a.until)
 	if err != nil {
 		return out, nil, err
 	}
 	out.Waiting = waiting.Rows
 	return out, copies, nil
+}
+
+// kept sums what is stored below what was proved before, and says whether the rows are those that were proved, once each insert that
+// was repeated is taken for one. A lost row with a doubled one is as many rows, and another hash sum.
+func (a audited) kept(ctx context.Context, conn driver.Conn) (stored Sums, whole bool, err error) {
+	if a.proven == 0 {
+		return Sums{}, true, nil
+	}
+	if stored, err = a.stored(ctx, conn, 0, a.proven); err != nil {
+		return stored, false, err
+	}
+	if stored == a.sums {
+		return stored, true, nil
+	}
+	distinct, err := a.deduplicated(ctx, conn, 0, a.proven)
+	return stored, distinct == a.sums, err
+}
+
+// unproven adds the loss of rows whose manifests are gone too: the proof alone remembers them.
+func (a audited) unproven(ctx context.Context, conn driver.Conn, out *PartitionReport) error {
+	have, err := a.deduplicated(ctx, conn, 0, a.proven)
+	if err != nil {
+		return err
+	}
+	if have.Rows < a.sums.Rows || have.Rows == a.sums.Rows && len(out.Surpluses) == 0 {
+		out.Losses = append(out.Losses, Finding{Kind: FoundUnproven, First: 0, Last: a.proven - 1, Want: a.sums, Have: have})
+		out.Proven = 0
+	}
+	return nil
 }
 
 // manifested sums the manifests of ranges that lie in [from, until) and returns where the last of them ends.
@@ -352,19 +461,13 @@ func (a audited) missing(ctx context.Context, conn driver.Conn, f Finding, event
 	if events != f.Last-f.First+1 {
 		return nil, nil
 	}
-	rows, err := conn.Query(ctx, `SELECT DISTINCT log_offset FROM usage_events
-		WHERE log_epoch = ? AND log_partition = ? AND log_offset >= ? AND log_offset <= ? ORDER BY log_offset`, a.epoch, a.partition, f.First, f.Last)
+	there, err := a.offsets(ctx, conn, f.First, f.Last)
 	if err != nil {
-		return nil, fmt.Errorf("list the offsets of a range: %w", err)
+		return nil, err
 	}
-	defer rows.Close()
 	var out []int64
 	next := f.First
-	for rows.Next() {
-		var o int64
-		if err := rows.Scan(&o); err != nil {
-			return nil, fmt.Errorf("list the offsets of a range: %w", err)
-		}
+	for _, o := range there {
 		for ; next < o; next++ {
 			out = append(out, next)
 		}
@@ -373,7 +476,7 @@ func (a audited) missing(ctx context.Context, conn driver.Conn, f Finding, event
 	for ; next <= f.Last; next++ {
 		out = append(out, next)
 	}
-	return out, rows.Err()
+	return out, nil
 }
 
 func (f *Finding) list(offsets []int64) {

@@ -423,7 +423,8 @@ func (w *world) audit(full bool) *Report {
 	if err != nil {
 		w.Fatal(err)
 	}
-	report, err := Audit(w.Context(), w.conn, AuditOptions{Until: until, Full: full})
+	log := w.config().Kafka
+	report, err := Audit(w.Context(), w.conn, AuditOptions{Until: until, Full: full, Kafka: &log})
 	if err != nil {
 		w.Fatal(err)
 	}
