@@ -131,22 +131,27 @@ type auditCmd struct {
 	JSON bool `name:"json" help:"Print the report as JSON."`
 }
 
+// audit compares the ledger with its manifests and with the log, up to where the ledger's group stands.
+func audit(ctx context.Context, k kafka.Config, conn driver.Conn, full bool) (*ledger.Report, error) {
+	cl, err := k.NewClient()
+	if err != nil {
+		return nil, err
+	}
+	defer cl.Close()
+	until, err := ledger.Position(ctx, cl, ledger.DefaultGroup)
+	if err != nil {
+		return nil, err
+	}
+	return ledger.Audit(ctx, conn, ledger.AuditOptions{Until: until, Full: full, Kafka: &k})
+}
+
 func (c *auditCmd) Run(ctx context.Context, e *env) error {
 	k, conn, _, err := c.open(ctx, "audit")
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	cl, err := k.NewClient()
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	until, err := ledger.Position(ctx, cl, ledger.DefaultGroup)
-	if err != nil {
-		return err
-	}
-	report, err := ledger.Audit(ctx, conn, ledger.AuditOptions{Until: until, Full: c.Full})
+	report, err := audit(ctx, k, conn, c.Full)
 	if err != nil {
 		return err
 	}
@@ -169,7 +174,7 @@ func printAudit(w io.Writer, report *ledger.Report) error {
 	})
 	for _, p := range report.Partitions {
 		for _, l := range p.Losses {
-			fmt.Fprintf(w, "LOSS partition %d, offsets %d to %d: %d rows of %d; missing offsets %v\n", p.Partition, l.First, l.Last, l.Have.Rows, l.Want.Rows, l.Offsets)
+			fmt.Fprintf(w, "LOSS partition %d, %s; missing offsets %v\n", p.Partition, l.Text(), l.Offsets)
 		}
 		for _, s := range p.Surpluses {
 			fmt.Fprintf(w, "surplus partition %d, offsets %d to %d: %d rows, the log has %d; offsets %v\n", p.Partition, s.First, s.Last, s.Have.Rows, s.Want.Rows, s.Offsets)

@@ -45,8 +45,11 @@ type rebuilderFlags struct {
 	redisFlags
 }
 
-// with calls f with a rebuilder whose connections are open.
-func (c rebuilderFlags) with(ctx context.Context, e *env, f func(counters.Rebuilder) error) error {
+// auditor returns an error unless the ledger holds everything that its group has read.
+type auditor func(context.Context) error
+
+// with calls f with a rebuilder whose connections are open, and with the audit of the ledger that it reads.
+func (c rebuilderFlags) with(ctx context.Context, e *env, f func(counters.Rebuilder, auditor) error) error {
 	redis, err := c.redisFlags.config()
 	if err != nil {
 		return exitError{exitUsage, err}
@@ -77,13 +80,23 @@ func (c rebuilderFlags) with(ctx context.Context, e *env, f func(counters.Rebuil
 	listed.Each(func(o kadm.ListedOffset) { starts[o.Partition] = o.Offset })
 	return f(counters.Rebuilder{
 		Redis: rdb, Directories: directory.Static(dir), Ledger: counters.Ledger{Conn: conn, Kafka: cl}, LogStarts: starts, Log: e.log,
+	}, func(ctx context.Context) error {
+		report, err := audit(ctx, k, conn, false)
+		if err != nil {
+			return err
+		}
+		return report.Err()
 	})
 }
 
 type countersRebuildCmd struct{ rebuilderFlags }
 
 func (c *countersRebuildCmd) Run(ctx context.Context, e *env) error {
-	return c.with(ctx, e, func(r counters.Rebuilder) error {
+	return c.with(ctx, e, func(r counters.Rebuilder, a auditor) error {
+		// Counters that are right would be set to what a deficient ledger has.
+		if err := a(ctx); err != nil {
+			return fmt.Errorf("the counters are left as they are, because the ledger is not whole: %w", err)
+		}
 		done, err := r.Rebuild(ctx)
 		if err != nil && !errors.Is(err, counters.ErrOvertaken) {
 			return err
@@ -99,7 +112,7 @@ type countersDriftCmd struct {
 }
 
 func (c *countersDriftCmd) Run(ctx context.Context, e *env) error {
-	return c.with(ctx, e, func(r counters.Rebuilder) error {
+	return c.with(ctx, e, func(r counters.Rebuilder, _ auditor) error {
 		d, err := r.Drift(ctx)
 		if err != nil {
 			return err
@@ -115,7 +128,7 @@ func (c *countersDriftCmd) Run(ctx context.Context, e *env) error {
 			})
 		}
 		if len(d.Differences) > 0 {
-			return errors.Join(err, exitError{exitWrong, errors.New("counters differ from the ledger: run kanjo counters rebuild")})
+			return errors.Join(err, exitError{exitWrong, errors.New("counters differ from the ledger, and either may be wrong: run kanjo audit first, and kanjo counters rebuild only when it finds no loss")})
 		}
 		return err
 	})
