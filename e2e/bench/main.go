@@ -36,17 +36,18 @@ func main() {
 	only := flag.String("only", "", "run the rows whose name matches this regular expression")
 	events := flag.Int("events", 2_000_000, "events of the pipeline runs; 5000000 shows whether memory stays flat")
 	out := flag.String("o", "bench.json", "file for the results")
+	rounds := flag.Int("rounds", 0, "rounds of each comparison; 0 takes each one's own number")
 	binary := flag.String("kanjo", "bin/kanjo", "the binary whose stages the pipeline runs")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	if err := run(ctx, *only, *binary, *out, *events); err != nil {
+	if err := run(ctx, *only, *binary, *out, *events, *rounds); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, only, binary, out string, events int) error {
+func run(ctx context.Context, only, binary, out string, events, rounds int) error {
 	match, err := regexp.Compile(only)
 	if err != nil {
 		return fmt.Errorf("-only: %w", err)
@@ -65,7 +66,7 @@ func run(ctx context.Context, only, binary, out string, events int) error {
 	}
 	for _, s := range suites {
 		if s.wanted(match) {
-			add(s.run(ctx, match))
+			add(s.run(ctx, match, rounds))
 		}
 	}
 	if match.MatchString("pipeline") {

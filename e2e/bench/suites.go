@@ -92,7 +92,10 @@ func (s suite) wanted(match *regexp.Regexp) bool {
 }
 
 // run runs the benchmark and reads the rows that match.
-func (s suite) run(ctx context.Context, match *regexp.Regexp) ([]Result, error) {
+func (s suite) run(ctx context.Context, match *regexp.Regexp, rounds int) ([]Result, error) {
+	if rounds > 0 && strings.HasSuffix(s.benchtime, "x") {
+		s.benchtime = strconv.Itoa(rounds) + "x"
+	}
 	cmd := exec.CommandContext(ctx, "go", "test", s.pkg, "-run", "^$", "-bench", s.bench, "-benchtime", s.benchtime, "-timeout", "30m")
 	cmd.Env = append(os.Environ(), s.env...)
 	cmd.Stderr = os.Stderr
