@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -132,15 +131,13 @@ type limitsAnswer struct {
 const stateUnknown counters.State = "unknown" // of a reservation that is not there while its event is
 
 // readBody decodes a JSON body strictly. An empty one is allowed where every member may be left out.
-func readBody(c *call, into any, mayBeEmpty bool) *problem {
+func (g *Gateway) readBody(c *call, into any, mayBeEmpty bool) *problem {
 	mediaType, _, _ := strings.Cut(c.r.Header.Get("Content-Type"), ";")
-	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, 2*schemas.MaxEventBytes))
-	if err != nil {
-		if _, large := errors.AsType[*http.MaxBytesError](err); large {
-			return newProblem(http.StatusRequestEntityTooLarge, codeTooLarge, fmt.Sprintf("the body has more than %d bytes", 2*schemas.MaxEventBytes))
-		}
-		return newProblem(http.StatusBadRequest, codeBadRequest, "the body cannot be read to its end: "+err.Error())
+	body, taken, p := g.receive(c, 2*schemas.MaxEventBytes)
+	if p != nil {
+		return p
 	}
+	defer g.budget.give(c.keyID, taken, 0) // asks are small, and few carry an event, which is counted by itself
 	if len(body) == 0 && mayBeEmpty {
 		return nil
 	}
@@ -149,7 +146,7 @@ func readBody(c *call, into any, mayBeEmpty bool) *problem {
 	}
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()
-	err = d.Decode(into)
+	err := d.Decode(into)
 	if err == nil && d.More() {
 		err = errors.New("something follows the JSON object")
 	}
@@ -389,7 +386,7 @@ func (g *Gateway) postCount(c *call) *problem { return g.postAsk(c, counters.Cou
 
 func (g *Gateway) postAsk(c *call, verb counters.Verb) *problem {
 	var b askBody
-	if p := readBody(c, &b, false); p != nil {
+	if p := g.readBody(c, &b, false); p != nil {
 		return p
 	}
 	tenant, p := tenantOf(c, b.Tenant)
@@ -489,10 +486,10 @@ func (g *Gateway) carry(c *call, value json.RawMessage, tenant, id string) (*car
 // publish writes a carried event and waits until Kafka has it.
 func (g *Gateway) publish(c *call, e *carried) *problem {
 	size := len(e.form.values[0])
-	if !g.budget.take(size, 1) {
-		return g.overloaded()
+	if lacks := g.budget.take(c.keyID, size, 1); lacks != nothing {
+		return g.lacking(c, lacks)
 	}
-	if p := g.write(c, &e.form, e.items, 1, func() { g.budget.give(size, 1) }); p != nil {
+	if p := g.write(c, &e.form, e.items, 1, func() { g.budget.give(c.keyID, size, 1) }); p != nil {
 		return p
 	}
 	if err := e.items[0].err; err != nil {
@@ -509,7 +506,7 @@ func (g *Gateway) reservationOf(c *call, b *settleBody) (id, tenant string, p *p
 	if p := checkID(id, "id"); p != nil {
 		return "", "", p
 	}
-	if p := readBody(c, b, true); p != nil {
+	if p := g.readBody(c, b, true); p != nil {
 		return "", "", p
 	}
 	tenant, p = tenantOf(c, b.Tenant)
@@ -659,7 +656,7 @@ const seenLife = 24 * time.Hour
 
 func (g *Gateway) postSeen(c *call) *problem {
 	var b seenBody
-	if p := readBody(c, &b, false); p != nil {
+	if p := g.readBody(c, &b, false); p != nil {
 		return p
 	}
 	tenant, p := tenantOf(c, b.Tenant)

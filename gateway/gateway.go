@@ -48,12 +48,16 @@ type Config struct {
 	// the requests.
 	CertFile, KeyFile string
 
+	// InFlightBytesMax is of bodies that are being read or whose events Kafka has not acknowledged, 128 MiB; InFlightBytesPerKeyMax of
+	// those of one key, half of it.
+	InFlightBytesMax, InFlightBytesPerKeyMax int
+
 	BodyBytesMax      int           // of a request, 4 MiB
 	BatchEventsMax    int           // of a request, 1,000
 	RequestsMax       int           // in flight, 512
 	RequestsPerKeyMax int           // in flight of one key, half of RequestsMax
-	InFlightBytesMax  int           // of bodies whose events Kafka has not acknowledged, 128 MiB
 	InFlightEventsMax int           // not acknowledged by Kafka, 200,000
+	BodyTimeout       time.Duration // until a body is there, 10 s
 	AckTimeout        time.Duration // of Kafka, 10 s
 	ReadTimeout       time.Duration // of the counters, 2 s
 	Drain             time.Duration // of the end of Run, 20 s
@@ -78,7 +82,9 @@ func (c Config) withDefaults() Config {
 	integer(&c.RequestsMax, 512)
 	integer(&c.RequestsPerKeyMax, max(1, c.RequestsMax/2))
 	integer(&c.InFlightBytesMax, 128<<20)
+	integer(&c.InFlightBytesPerKeyMax, c.InFlightBytesMax/2)
 	integer(&c.InFlightEventsMax, 200_000)
+	duration(&c.BodyTimeout, 10*time.Second)
 	duration(&c.AckTimeout, 10*time.Second)
 	duration(&c.ReadTimeout, 2*time.Second)
 	duration(&c.Drain, 20*time.Second)
@@ -101,7 +107,7 @@ func (c Config) Validate() error {
 		least int
 	}{
 		{"BodyBytesMax", c.BodyBytesMax, schemas.MaxEventBytes}, {"BatchEventsMax", c.BatchEventsMax, 1}, {"RequestsMax", c.RequestsMax, 1},
-		{"RequestsPerKeyMax", c.RequestsPerKeyMax, 1}, {"InFlightBytesMax", c.InFlightBytesMax, c.BodyBytesMax}, {"InFlightEventsMax", c.InFlightEventsMax, c.BatchEventsMax},
+		{"RequestsPerKeyMax", c.RequestsPerKeyMax, 1}, {"InFlightBytesMax", c.InFlightBytesMax, c.BodyBytesMax + 1}, {"InFlightBytesPerKeyMax", c.InFlightBytesPerKeyMax, c.BodyBytesMax + 1}, {"InFlightEventsMax", c.InFlightEventsMax, c.BatchEventsMax},
 	} {
 		if f.value < f.least {
 			errs = append(errs, fmt.Errorf("gateway: %s is %d: want at least %d", f.name, f.value, f.least))
@@ -111,7 +117,7 @@ func (c Config) Validate() error {
 		name  string
 		value time.Duration
 		least time.Duration
-	}{{"AckTimeout", c.AckTimeout, time.Second}, {"ReadTimeout", c.ReadTimeout, time.Millisecond}, {"Drain", c.Drain, time.Second}} {
+	}{{"AckTimeout", c.AckTimeout, time.Second}, {"BodyTimeout", c.BodyTimeout, time.Millisecond}, {"ReadTimeout", c.ReadTimeout, time.Millisecond}, {"Drain", c.Drain, time.Second}} {
 		if f.value < f.least {
 			errs = append(errs, fmt.Errorf("gateway: %s is %s: want at least %s", f.name, f.value, f.least))
 		}
@@ -155,7 +161,8 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.He
 	g := &Gateway{
 		cfg: cfg, log: log, health: health, producer: producer,
 		budget: &budget{
-			requestsMax: cfg.RequestsMax, requestsPerKeyMax: cfg.RequestsPerKeyMax, bytesMax: cfg.InFlightBytesMax, eventsMax: cfg.InFlightEventsMax,
+			requestsMax: cfg.RequestsMax, requestsPerKeyMax: cfg.RequestsPerKeyMax, bytesMax: cfg.InFlightBytesMax,
+			bytesPerKeyMax: cfg.InFlightBytesPerKeyMax, eventsMax: cfg.InFlightEventsMax,
 		},
 		inputs: sync.Pool{New: func() any { return new(inputs) }},
 	}
@@ -181,7 +188,7 @@ func (g *Gateway) Run(ctx context.Context) (err error) {
 	srv := &http.Server{
 		Handler:           g.Handler(),
 		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       30 * time.Second, // a client that trickles its body holds a part of the budget
+		ReadTimeout:       30 * time.Second, // of the head and the body; BodyTimeout is shorter
 		WriteTimeout:      30*time.Second + g.cfg.AckTimeout + g.cfg.ReadTimeout,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,

@@ -1,12 +1,14 @@
 package gateway
 
 import (
+	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -456,7 +458,8 @@ func TestWhatKafkaRefusesIsAnswered503(t *testing.T) {
 
 func TestWithoutAcknowledgementTheAnswerIs503AndTheBudgetComesBack(t *testing.T) {
 	r := newRig(t, func(c *Config) {
-		c.AckTimeout, c.BodyBytesMax, c.InFlightBytesMax = time.Second, schemas.MaxEventBytes, 2*schemas.MaxEventBytes
+		c.AckTimeout, c.BodyBytesMax, c.InFlightBytesMax = time.Second, schemas.MaxEventBytes, 2*schemas.MaxEventBytes+2
+		c.InFlightBytesPerKeyMax = 2 * c.InFlightBytesMax
 	})
 	gate := make(chan struct{})
 	r.broker.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
@@ -488,6 +491,79 @@ func TestWithoutAcknowledgementTheAnswerIs503AndTheBudgetComesBack(t *testing.T)
 		}
 	}
 	if a := r.post(appKey, typeStructured, app("3")); a.status != 202 {
+		t.Error(a)
+	}
+}
+
+// dribble opens a connection that declares a body of size bytes and sends only the beginning of it.
+func (r *rig) dribble(key string, size int, beginning string) net.Conn {
+	r.t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		r.t.Fatal(err)
+	}
+	_, err = fmt.Fprintf(conn, "POST /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", key, typeBatch, size, beginning)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return conn
+}
+
+func TestBodiesThatAreOnlyDeclaredShutNobodyOut(t *testing.T) {
+	r := newRig(t, nil)
+	for range 40 {
+		r.dribble(appKey, 4<<20, "[")
+	}
+	waitFor(t, func() bool { n, bytes, _ := r.gateway.budget.used(); return n == 40 && bytes >= 40 })
+	if a := r.post(aoyamaKey, typeStructured, structured("/tenants/aoyama/server", "1", "aoyama")); a.status != 202 {
+		t.Errorf("another key: %s", a)
+	}
+	if a := r.post(appKey, typeStructured, app("2")); a.status != 202 {
+		t.Errorf("the same key: %s", a)
+	}
+}
+
+func TestTheBytesOfOneKeyAreBounded(t *testing.T) {
+	const body = schemas.MaxEventBytes
+	r := newRig(t, func(c *Config) {
+		c.BodyBytesMax, c.InFlightBytesMax = body, 4*(body+1)
+	})
+	spaces := "[" + strings.Repeat(" ", body-2)
+	for range 2 {
+		r.dribble(appKey, body, spaces)
+	}
+	waitFor(t, func() bool { _, bytes, _ := r.gateway.budget.used(); return bytes == 2*body })
+	if a := r.post(appKey, typeStructured, app("2")); a.status != 429 || a.Type != "urn:kanjo:problem:too-many-requests" || a.header.Get("Retry-After") == "" || strings.Contains(a.Detail, "Kafka to") {
+		t.Errorf("the same key: %s", a)
+	}
+	if a := r.post(aoyamaKey, typeStructured, structured("/tenants/aoyama/server", "1", "aoyama")); a.status != 202 {
+		t.Errorf("another key: %s", a)
+	}
+}
+
+func TestABodyThatDoesNotComeIsNotWaitedFor(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.BodyTimeout = 100 * time.Millisecond })
+	resp, err := http.ReadResponse(bufio.NewReader(r.dribble(appKey, 1000, "[")), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusRequestTimeout || resp.Header.Get("Content-Type") != "application/problem+json" {
+		t.Error(resp.Status, resp.Header)
+	}
+	waitFor(t, func() bool { n, bytes, _ := r.gateway.budget.used(); return n == 0 && bytes == 0 })
+	// The deadline is the body's alone: what comes after it may take longer.
+	gate := make(chan struct{})
+	r.broker.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
+		r.broker.SleepControl(func() { <-gate })
+		return nil, nil, false
+	})
+	time.AfterFunc(300*time.Millisecond, func() { close(gate) })
+	if a := r.post(appKey, typeStructured, app("1")); a.status != 202 {
 		t.Error(a)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"regexp"
 	"sync/atomic"
@@ -52,32 +51,16 @@ func (g *Gateway) postEvents(c *call) *problem {
 		c.w.Header().Set("Accept-Post", acceptPost)
 		return p
 	}
-	// What the body may take is reserved before it is read: its length when it is known, else the most it may have.
-	size := c.r.ContentLength
-	most := int64(g.cfg.BodyBytesMax)
-	switch {
-	case size > most:
-		return newProblem(http.StatusRequestEntityTooLarge, codeTooLarge, fmt.Sprintf("the body has %d bytes, at most %d are taken: send smaller batches", size, most))
-	case size < 0:
-		size = most
+	body, size, p := g.receive(c, g.cfg.BodyBytesMax)
+	if p != nil {
+		return p
 	}
-	if !g.budget.take(int(size), 0) {
-		return g.overloaded()
-	}
-	release := func() { g.budget.give(int(size), 0) }
 	keep := false // true when the records outlive this call
 	defer func() {
 		if !keep {
-			release()
+			g.budget.give(c.keyID, size, 0)
 		}
 	}()
-	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, most))
-	if err != nil {
-		if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return newProblem(http.StatusRequestEntityTooLarge, codeTooLarge, fmt.Sprintf("the body has more than %d bytes: send smaller batches", tooLarge.Limit))
-		}
-		return newProblem(http.StatusBadRequest, codeBadRequest, "the body cannot be read to its end: "+err.Error())
-	}
 	if p := f.split(mediaType, body, g.cfg.BatchEventsMax); p != nil {
 		return p
 	}
@@ -92,19 +75,15 @@ func (g *Gateway) postEvents(c *call) *problem {
 		}
 	}
 	if writing > 0 {
-		if !g.budget.take(0, writing) {
-			return g.overloaded()
+		if lacks := g.budget.take(c.keyID, 0, writing); lacks != nothing {
+			return g.lacking(c, lacks)
 		}
 		keep = true
-		if p := g.write(c, &f, items, writing, func() { g.budget.give(0, writing); release() }); p != nil {
+		if p := g.write(c, &f, items, writing, func() { g.budget.give(c.keyID, size, writing) }); p != nil {
 			return p
 		}
 	}
 	return g.answer(c, f.batch, items)
-}
-
-func (g *Gateway) overloaded() *problem {
-	return newProblem(http.StatusServiceUnavailable, codeOverloaded, "too much is waiting for Kafka to acknowledge it").again(1)
 }
 
 // check reads every event and asks the control plane about it, by the rules of the enricher. What an older state of the control

@@ -28,7 +28,7 @@ func newMetrics(reg prometheus.Registerer, b *budget) *metrics {
 	}
 	reg.MustRegister(m.requests, m.seconds, m.events,
 		gauge("kanjo_gateway_requests_in_flight", "Requests in flight.", func() int { n, _, _ := b.used(); return n }),
-		gauge("kanjo_gateway_bytes_in_flight", "Bytes of bodies whose events Kafka has not acknowledged.", func() int { _, n, _ := b.used(); return n }),
+		gauge("kanjo_gateway_bytes_in_flight", "Bytes of bodies that are being read or whose events Kafka has not acknowledged.", func() int { _, n, _ := b.used(); return n }),
 		gauge("kanjo_gateway_events_in_flight", "Events that Kafka has not acknowledged.", func() int { _, _, n := b.used(); return n }),
 	)
 	return m

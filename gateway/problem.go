@@ -47,6 +47,7 @@ const (
 	codeCannotCount     code = "cannot-count"
 	codeOverLimit       code = "over-limit"
 	codeConflict        code = "conflict"
+	codeTimeout         code = "timeout"
 	codeInternal        code = "internal"
 )
 
@@ -68,6 +69,7 @@ var titles = map[code]string{
 	codeCannotCount:     "The count is not known",
 	codeOverLimit:       "A limit is reached",
 	codeConflict:        "The reservation cannot do this",
+	codeTimeout:         "The request did not come in time",
 	codeInternal:        "The gateway failed",
 }
 
