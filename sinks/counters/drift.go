@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kanjo-dev/kanjo/schemas"
 )
 
 // Difference is a counter that is not what the ledger says at the same offsets.
@@ -23,6 +25,9 @@ type Difference struct {
 type Drift struct {
 	Compared    int          // counters
 	Differences []Difference // by key; empty is well
+	// Full are the counters that have reached the largest number that they can hold, by key. They may stand for more, and
+	// are compared up to that number.
+	Full []ID
 	// Skipped are the buckets that were not whole, with the reason.
 	Skipped map[uint8]Reason
 }
@@ -76,7 +81,10 @@ func (r Rebuilder) Drift(ctx context.Context) (Drift, error) {
 			return nil // known not to be whole
 		}
 		out.Compared++
-		if want := min(n.n, int64(1<<53-1)); used != want {
+		if agg, _ := p.aggregation(id.Metric); agg.full(used) {
+			out.Full = append(out.Full, id)
+		}
+		if want := min(n.n, int64(schemas.MaxUnits)); used != want {
 			out.Differences = append(out.Differences, Difference{id, used, want})
 		}
 		return nil
@@ -100,7 +108,11 @@ func (r Rebuilder) Drift(ctx context.Context) (Drift, error) {
 		}
 		out.Compared++
 		out.Differences = append(out.Differences, Difference{ID: id, Redis: used})
+		if agg, _ := p.aggregation(id.Metric); agg.full(used) {
+			out.Full = append(out.Full, id)
+		}
 	}
+	slices.SortFunc(out.Full, func(a, b ID) int { return strings.Compare(a.Key(), b.Key()) })
 	slices.SortFunc(out.Differences, func(a, b Difference) int { return strings.Compare(a.ID.Key(), b.ID.Key()) })
 	return out, nil
 }

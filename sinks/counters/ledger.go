@@ -10,6 +10,7 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2"
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/kanjo-dev/kanjo/schemas"
@@ -25,59 +26,79 @@ type Ledger struct {
 
 // Fence returns, per partition, the offset below which ClickHouse holds every record for good: what the ledger sink has committed,
 // after it inserted and synced everything below, and past the transaction markers that follow. No sink ever commits past the
-// last marker of a quiet log, and whoever waits for that would wait for ever.
+// last marker of a quiet log, and whoever waits for that would wait for ever. Where nothing has been committed there must
+// be no record either.
 func (l Ledger) Fence(ctx context.Context) ([]int64, error) {
 	group := l.Group
 	if group == "" {
 		group = "kanjo-ledger"
 	}
 	adm := kadm.NewClient(l.Kafka)
-	topics, err := adm.ListTopics(ctx, schemas.TopicUnique)
+	starts, err := adm.ListStartOffsets(ctx, schemas.TopicUnique)
 	if err == nil {
-		err = topics.Error()
+		err = starts.Error()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look up usage.unique: %w", err)
+		return nil, fmt.Errorf("look up the start of usage.unique: %w", err)
+	}
+	ends, err := adm.ListCommittedOffsets(ctx, schemas.TopicUnique)
+	if err == nil {
+		err = ends.Error()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up the end of usage.unique: %w", err)
 	}
 	committed, err := adm.FetchOffsets(ctx, group)
 	if err == nil {
 		err = committed.Error()
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
 		return nil, fmt.Errorf("fetch the offsets of %s: %w", group, err)
 	}
-	out := make([]int64, len(topics[schemas.TopicUnique].Partitions))
+	out := make([]int64, len(starts[schemas.TopicUnique]))
+	last := make([]int64, len(out))
+	started := make([]bool, len(out))
 	for p := range out {
-		o, ok := committed.Lookup(schemas.TopicUnique, int32(p))
-		if !ok || o.At < 0 {
+		start, ok1 := starts.Lookup(schemas.TopicUnique, int32(p))
+		end, ok2 := ends.Lookup(schemas.TopicUnique, int32(p))
+		if !ok1 || !ok2 {
+			return nil, fmt.Errorf("usage.unique has no partition %d", p)
+		}
+		out[p], last[p] = start.Offset, end.Offset
+		if o, ok := committed.Lookup(schemas.TopicUnique, int32(p)); ok && o.At >= 0 {
+			out[p], started[p] = o.At, true
+		}
+	}
+	if err := l.passMarkers(ctx, out, last); err != nil {
+		return nil, err
+	}
+	for p := range out {
+		if !started[p] && out[p] < last[p] {
 			return nil, fmt.Errorf("partition %d of usage.unique: %w", p, errNoFence)
 		}
-		out[p] = o.At
 	}
-	return out, l.passMarkers(ctx, adm, out)
+	return out, nil
 }
 
+// markerWait bounds how long the broker keeps a fetch that finds nothing. Closing the client waits for the fetch that is
+// under way, and a log is mostly quiet here.
+const markerWait = 100 * time.Millisecond
+
 // passMarkers moves each offset on to the first committed record at or after it, or to the end of what is committed.
-func (l Ledger) passMarkers(ctx context.Context, adm *kadm.Client, fence []int64) error {
-	listed, err := adm.ListCommittedOffsets(ctx, schemas.TopicUnique)
-	if err == nil {
-		err = listed.Error()
-	}
-	if err != nil {
-		return fmt.Errorf("look up the end of usage.unique: %w", err)
-	}
+func (l Ledger) passMarkers(ctx context.Context, fence, last []int64) error {
 	ends := make(map[int32]int64)
 	from := make(map[int32]kgo.Offset)
 	for p, at := range fence {
-		if o, ok := listed.Lookup(schemas.TopicUnique, int32(p)); ok && at < o.Offset {
-			ends[int32(p)], from[int32(p)] = o.Offset, kgo.NewOffset().At(at)
+		if at < last[p] {
+			ends[int32(p)], from[int32(p)] = last[p], kgo.NewOffset().At(at)
 		}
 	}
 	if len(ends) == 0 {
 		return nil
 	}
 	cl, err := kgo.NewClient(append(l.Kafka.Opts(), kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{schemas.TopicUnique: from}),
-		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.KeepControlRecords(), kgo.FetchMaxPartitionBytes(64<<10))...)
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.KeepControlRecords(), kgo.FetchMaxPartitionBytes(64<<10),
+		kgo.FetchMaxWait(markerWait))...)
 	if err != nil {
 		return fmt.Errorf("read usage.unique: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kanjo-dev/kanjo/internal/calendar"
 	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/schemas/control"
 )
 
@@ -115,8 +116,21 @@ type Count struct {
 	// Used comes from the log, Pending was settled and has not been seen in the log, Held is reserved.
 	Used, Pending, Held int64
 	// Whole says that Used holds every event of the window that the log does: false for a window that has expired, or that
-	// began before the log did when the counters were last built.
+	// began before the log did when the counters were last built, and for a counter that is Full.
 	Whole bool
+	// Full says that Used has reached the largest number that the counter can hold, so that it may stand for more.
+	Full bool
+}
+
+// full reports whether a counter that holds this much has been cut to what it can hold.
+func (a aggregation) full(used int64) bool {
+	switch a.op {
+	case 's':
+		return used >= schemas.MaxUnits
+	case 'u':
+		return used >= DistinctMax
+	}
+	return false // one event's quantity always fits
 }
 
 // MetricUsage is a tenant's usage of a metric in the windows around one instant.
@@ -178,7 +192,9 @@ func (r *Reader) Usage(ctx context.Context, tenant string, at time.Time, metrics
 			c := &u.Metrics[i].Counts[j]
 			c.Used, c.Pending, c.Held = reply.counts[0][0], reply.counts[0][1], reply.counts[0][2]
 			reply.counts = reply.counts[1:]
-			c.Whole = !c.Window.Start.Before(reply.since) && r.grace.expiry(c.ID.Kind, c.Window, reply.now).After(reply.now)
+			agg, _ := p.aggregation(c.ID.Metric)
+			c.Full = agg.full(c.Used)
+			c.Whole = !c.Full && !c.Window.Start.Before(reply.since) && r.grace.expiry(c.ID.Kind, c.Window, reply.now).After(reply.now)
 		}
 	}
 	return u, nil
