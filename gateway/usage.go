@@ -40,7 +40,8 @@ type windowUsage struct {
 	// Pending is settled and not seen in the log yet; Held is reserved.
 	Pending string `json:"pending"`
 	Held    string `json:"held"`
-	// Complete is false when the window began before the counters do: the ledger has the whole of it.
+	// Complete is false when the window began before the counters do, and when Used is the largest number that a counter can hold:
+	// the ledger has the whole of it.
 	Complete bool `json:"complete"`
 }
 
@@ -109,9 +110,9 @@ func (g *Gateway) getUsage(c *call) *problem {
 		out := metricUsage{Metric: m.Metric, Windows: make([]windowUsage, 0, len(m.Counts))}
 		scale := uint8(0)
 		if spec, ok := c.dir.Metric(m.Metric, at); ok {
-			out.Unit, scale = spec.Unit, spec.Scale
+			out.Unit, scale = spec.Unit, spec.ResultScale()
 		} else if spec, ok := c.dir.Metric(m.Metric, c.now); ok {
-			out.Unit, scale = spec.Unit, spec.Scale
+			out.Unit, scale = spec.Unit, spec.ResultScale()
 		} else if currency, ok := strings.CutPrefix(m.Metric, counters.ListCostMetric("")); ok {
 			out.Unit, scale = currency, 6 // micro-units
 		}

@@ -80,7 +80,7 @@ func Gather(ctx context.Context, s Stores, ym calendar.YearMonth, tenants ...str
 	}
 	// One query for each pair of bounds: tenants of one zone share them.
 	for bounds := range byBounds {
-		totals, err := ledger.Totals(ctx, s.Ledger, ledger.TotalsQuery{From: bounds.Start, To: bounds.End})
+		totals, err := ledger.Totals(ctx, s.Ledger, ledger.TotalsQuery{From: bounds.Start, To: bounds.End, Metrics: s.metrics(bounds)})
 		if err != nil {
 			return nil, err
 		}
@@ -129,6 +129,9 @@ func (s Stores) counted(ctx context.Context, periods map[string]calendar.Period,
 			r := row(tenant, m.Metric)
 			if !m.Counts[i].Whole {
 				r.Unknown = "the counters do not reach back over the whole of this period"
+				if m.Counts[i].Full {
+					r.Unknown = "the counter has reached the largest number that it can hold"
+				}
 				continue
 			}
 			n := decimal.New(m.Counts[i].Used, -s.scale(m.Metric))
@@ -138,9 +141,22 @@ func (s Stores) counted(ctx context.Context, periods map[string]calendar.Period,
 	return nil
 }
 
+// metrics returns every metric that was there when the period began or ended, or is now. How it is aggregated never changes.
+func (s Stores) metrics(period calendar.Interval) map[string]control.Metric {
+	out := make(map[string]control.Metric)
+	for _, at := range []time.Time{period.Start, period.End.Add(-1), time.Now()} {
+		for _, name := range s.Directory.Names(control.KindMetric, at) {
+			if m, ok := s.Directory.Metric(name, at); ok {
+				out[name] = *m
+			}
+		}
+	}
+	return out
+}
+
 func (s Stores) scale(metric string) int32 {
 	if m, ok := s.Directory.Metric(metric, time.Now()); ok {
-		return int32(m.Scale)
+		return int32(m.ResultScale())
 	}
 	return 0
 }

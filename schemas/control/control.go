@@ -68,6 +68,15 @@ type Metric struct {
 	Description string      `json:"description,omitempty"`
 }
 
+// ResultScale returns the decimal digits of what the metric's events come to. Events and values are counted in whole numbers,
+// whatever the quantities are.
+func (m *Metric) ResultScale() uint8 {
+	if m.Aggregation == Count || m.Aggregation == Distinct {
+		return 0
+	}
+	return m.Scale
+}
+
 // Tenant is who is metered and billed.
 type Tenant struct {
 	DisplayName string `json:"display_name,omitempty"`
