@@ -542,7 +542,7 @@ func (w *world) months() {
 		{"Asia/Kathmandu", "2025-10-31T18:15:00Z", "2025-11-30T18:15:00Z"},
 		{"Africa/Cairo", "2025-10-31T22:00:00Z", "2025-11-30T22:00:00Z"},
 	}
-	closing := []string{"close", "--json", "--period", "2025-11"}
+	closing := []string{"close", "--json", "--allow-old", "--period", "2025-11"}
 	var records []*kgo.Record
 	for i, m := range november {
 		name := fmt.Sprintf("t-month-%d", i)

@@ -107,10 +107,10 @@ func (c *closing) adjustments(ctx context.Context, cuts []*document.Cut) error {
 			r := c.reports[b.cut.Tenant]
 			r.Currency, r.Total, r.Events, r.Unpriced, r.Body = adjusted.body.Currency, adjusted.body.Total, adjusted.body.Manifest.Events, unpriced, adjusted.body
 			switch {
-			case c.opts.DryRun:
-				r.Status = Draft
 			case len(unpriced) > 0 && !c.opts.AcceptHeld:
 				r.Status = Held
+			case c.opts.DryRun:
+				r.Status = Draft
 			default:
 				bySeries[b.cut.Series] = append(bySeries[b.cut.Series], adjusted)
 			}

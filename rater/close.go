@@ -69,6 +69,8 @@ type Options struct {
 	DryRun bool
 	// AcceptHeld lets documents become final although usage in them has no price. It is then listed on them and not billed.
 	AcceptHeld bool
+	// AllowOld closes a period that began more than oldAfterMonths before now. Without it such a period is refused: the year is a slip.
+	AllowOld bool
 }
 
 // Status is what became of a tenant.
@@ -80,9 +82,10 @@ const (
 	Already  Status = "already"  // an earlier close did
 	Draft    Status = "draft"    // computed by a dry run
 	InGrace  Status = "in_grace" // the cut may be taken at NotBefore, not earlier
-	Held     Status = "held"     // usage without a price holds the document back
+	Held     Status = "held"     // usage without a price holds the document back; in a dry run it would
 	Unbilled Status = "unbilled" // no price book in the period
 	Failed   Status = "failed"   // it cannot be billed as it is configured: Reason says why
+	NotYet   Status = "not_yet"  // it was published after the period's end and used nothing in it
 
 	Unchanged Status = "unchanged" // nothing to adjust
 )
@@ -91,7 +94,7 @@ const (
 type TenantReport struct {
 	Tenant    string              `json:"tenant"`
 	Status    Status              `json:"status"`
-	Reason    string              `json:"reason,omitempty"` // of Failed
+	Reason    string              `json:"reason,omitempty"` // of Failed and NotYet
 	Start     time.Time           `json:"start,omitzero"`
 	End       time.Time           `json:"end,omitzero"`
 	NotBefore time.Time           `json:"not_before,omitzero"`
@@ -128,7 +131,11 @@ var ErrHeld = errors.New("usage without a price holds documents back")
 // ErrFailed is matched when tenants cannot be billed as they are configured. The others are closed all the same.
 var ErrFailed = errors.New("tenants cannot be billed as they are configured")
 
-// Err returns an error that matches ErrHeld when documents are held back, and ErrFailed when tenants have failed.
+// ErrPeriod is matched when the period is hardly the one that was meant. Nothing was written.
+var ErrPeriod = errors.New("is this the right period?")
+
+// Err returns an error that matches ErrHeld when documents are held back, ErrFailed when tenants have failed, and ErrPeriod when
+// every tenant was published after the period.
 func (r *Report) Err() error {
 	var errs []error
 	if n := r.Count(Held); n > 0 {
@@ -137,6 +144,9 @@ func (r *Report) Err() error {
 	if n := r.Count(Failed); n > 0 {
 		first := r.Tenants[slices.IndexFunc(r.Tenants, func(t TenantReport) bool { return t.Status == Failed })]
 		errs = append(errs, fmt.Errorf("%d of %d: %w: %s", n, len(r.Tenants), ErrFailed, first.Reason))
+	}
+	if n := r.Count(NotYet); n > 0 && n+r.Count(Unbilled) == len(r.Tenants) {
+		errs = append(errs, fmt.Errorf("period %s: no tenant that has a price book was published before its end or used anything in it: %w", r.Period, ErrPeriod))
 	}
 	return errors.Join(errs...)
 }
@@ -194,6 +204,9 @@ func (c *closing) do(ctx context.Context, work func(*closing, context.Context) e
 }
 
 func (c *closing) close(ctx context.Context) error {
+	if err := c.refuseOld(); err != nil {
+		return err
+	}
 	ready, err := c.plan()
 	if err != nil || len(ready) == 0 {
 		return err
@@ -342,9 +355,15 @@ func (c *closing) cuts(ctx context.Context, ready []*planned) ([]*document.Cut, 
 	if err != nil {
 		return nil, err
 	}
-	records := make(map[string][]document.Record)
 	for _, cut := range missing {
 		cut.Log, cut.TakenAt = log, utcSeconds(c.Now())
+	}
+	if missing, err = c.withoutNewcomers(ctx, missing); err != nil {
+		return nil, err
+	}
+	cuts = slices.DeleteFunc(cuts, func(cut *document.Cut) bool { return c.reports[cut.Tenant].Status == NotYet })
+	records := make(map[string][]document.Record)
+	for _, cut := range missing {
 		value, err := document.Canonical(cut)
 		if err != nil {
 			return nil, err
@@ -474,10 +493,10 @@ func (c *closing) documents(ctx context.Context, cuts []*document.Cut) error {
 			r := c.reports[b.cut.Tenant]
 			r.Currency, r.Total, r.Events, r.Unpriced, r.Body = b.body.Currency, b.body.Total, b.body.Manifest.Events, b.body.Unpriced, b.body
 			switch {
-			case c.opts.DryRun:
-				r.Status = Draft
 			case len(b.body.Unpriced) > 0 && !c.opts.AcceptHeld:
 				r.Status = Held
+			case c.opts.DryRun:
+				r.Status = Draft
 			default:
 				bySeries[b.cut.Series] = append(bySeries[b.cut.Series], b)
 			}

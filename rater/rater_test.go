@@ -416,6 +416,12 @@ func TestUsageWithoutAPriceHoldsTheDocumentBack(t *testing.T) {
 	if r.Tenants[0].Status != Held || !errors.Is(r.Err(), ErrHeld) || len(r.Tenants[0].Unpriced) != 1 || r.Tenants[0].Unpriced[0].Quantity != "5" {
 		t.Errorf("got %+v, %v", r.Tenants[0], r.Err())
 	}
+	if draft := w.close(Options{Period: "2026-07", DryRun: true}); draft.Tenants[0].Status != Held || draft.Tenants[0].Body == nil {
+		t.Errorf("the dry run says %+v", draft.Tenants[0])
+	}
+	if draft := w.close(Options{Period: "2026-07", DryRun: true, AcceptHeld: true}); draft.Tenants[0].Status != Draft {
+		t.Errorf("the dry run that accepts it says %+v", draft.Tenants[0])
+	}
 	if r := w.close(Options{Period: "2026-07", AcceptHeld: true}); r.Tenants[0].Status != Issued || r.Tenants[0].Total != "115" {
 		t.Errorf("accepted: %+v", r.Tenants[0])
 	}

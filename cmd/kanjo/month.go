@@ -45,11 +45,12 @@ type closeCmd struct {
 	monthFlags
 	DryRun     bool `help:"Compute drafts from what the ledger holds now; write nothing."`
 	AcceptHeld bool `help:"Let documents become final although usage on them has no price; it is listed and not billed."`
+	AllowOld   bool `help:"Close a month that began more than 13 months ago; without it the year is taken for a slip."`
 }
 
 func (c *closeCmd) Run(ctx context.Context, e *env) error {
 	report, err := c.run(ctx, e, "close", func(deps rater.Deps) (*rater.Report, error) {
-		return rater.Close(ctx, deps, rater.Options{Period: c.Period, Tenants: c.Tenants, DryRun: c.DryRun, AcceptHeld: c.AcceptHeld})
+		return rater.Close(ctx, deps, rater.Options{Period: c.Period, Tenants: c.Tenants, DryRun: c.DryRun, AcceptHeld: c.AcceptHeld, AllowOld: c.AllowOld})
 	})
 	return c.tell(e.out, report, err)
 }
@@ -144,6 +145,7 @@ func printReport(w io.Writer, report *rater.Report) error {
 	}{
 		{rater.Issued, "issued"}, {rater.Already, "already final"}, {rater.Draft, "drafts"}, {rater.Unchanged, "unchanged"}, {rater.InGrace, "in grace"},
 		{rater.Held, "held"}, {rater.Failed, "failed"}, {rater.Unbilled, "not billed"},
+		{rater.NotYet, "not yet tenants"},
 	} {
 		if n := report.Count(s.status); n > 0 {
 			counts = append(counts, fmt.Sprintf("%d %s", n, s.words))
