@@ -33,11 +33,14 @@ const (
 	KindAmend              // replaces the measures of the event that Target names
 )
 
-// The CloudEvents types of corrections; every other type is usage.
+// The CloudEvents types of ours. Every other type is usage, but for those that begin like ours: a correction whose type is
+// mistyped must not count.
 const (
 	TypeUsage  = "kanjo.usage.v1"
 	TypeCancel = "kanjo.usage.cancel.v1"
 	TypeAmend  = "kanjo.usage.amend.v1"
+
+	typePrefix = "kanjo."
 )
 
 // Measure is one metric and its quantity inside an event.

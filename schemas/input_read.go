@@ -482,6 +482,13 @@ func (r *reading) finish() {
 		in.Kind = KindCancel
 	case TypeAmend:
 		in.Kind = KindAmend
+	case TypeUsage:
+	default:
+		if strings.HasPrefix(in.Type, typePrefix) {
+			r.refuse(ReasonInvalidAttribute, "type", "%q is no type of kanjo: want %s, %s or %s, or a type of your own without %q in front",
+				clip(in.Type), TypeUsage, TypeCancel, TypeAmend, typePrefix)
+			return
+		}
 	}
 	r.finishData()
 }
