@@ -206,7 +206,11 @@ func cannot(err error) Answer {
 	if c, ok := errors.AsType[*counters.CannotCountError](err); ok {
 		reason = c.Reason
 	}
-	return Answer{Outcome: CannotCount, Reason: reason, Cause: err, Retry: reason != counters.ReasonUnpriced && reason != counters.ReasonUnsupported, RetryAfter: 1}
+	again := int64(1)
+	if left, ok := counters.CountsAgain(err); ok {
+		again = max(again, int64((left+time.Second-1)/time.Second))
+	}
+	return Answer{Outcome: CannotCount, Reason: reason, Cause: err, Retry: reason != counters.ReasonUnpriced && reason != counters.ReasonUnsupported, RetryAfter: again}
 }
 
 // CheckSettle returns the error that Settle would return if nothing changed meanwhile, and changes nothing: for callers that do
@@ -314,7 +318,7 @@ func (s *Service) Seen(ctx context.Context, tenant, message, token string, life 
 	return seen && err == nil, err
 }
 
-// Limits returns the tenant's limits with their counts.
+// Limits returns the tenant's limits with their counts, also while holds may have been lost and asks are refused for it.
 func (s *Service) Limits(ctx context.Context, tenant string, subjects map[string]string) (Answer, error) {
 	book, err := s.Book()
 	if err != nil {
@@ -332,7 +336,7 @@ func (s *Service) Limits(ctx context.Context, tenant string, subjects map[string
 		for i := range demand.Legs {
 			demand.Legs[i].Amount = 0
 		}
-		reply, err := s.cfg.Store.Do(ctx, counters.ReserveCall{Verb: counters.Check, Tenant: tenant, Legs: demand.Legs})
+		reply, err := s.cfg.Store.Do(ctx, counters.ReserveCall{Verb: counters.Look, Tenant: tenant, Legs: demand.Legs})
 		if err != nil {
 			return 0, err
 		}

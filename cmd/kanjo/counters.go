@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -25,7 +26,8 @@ type countersServeCmd struct {
 	stageFlags
 	kafkaFlags
 	redisFlags
-	Group string `env:"-" help:"Consumer group." default:"kanjo-counters"`
+	Group   string        `env:"-" help:"Consumer group." default:"kanjo-counters"`
+	MaxHold time.Duration `help:"Longest life of a reservation's hold. So long hard limits stay shut after Redis has lost its state." default:"1h"`
 }
 
 func (c *countersServeCmd) Run(ctx context.Context, e *env) error {
@@ -35,7 +37,7 @@ func (c *countersServeCmd) Run(ctx context.Context, e *env) error {
 		return exitError{exitUsage, err}
 	}
 	return c.run(ctx, e, "counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
-		return counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group}, log, reg, health)
+		return counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group, MaxHold: c.MaxHold}, log, reg, health)
 	})
 }
 

@@ -33,6 +33,7 @@ const (
 	Reserve Verb = "reserve" // holds the amounts until they are settled or released, or the hold's life is over
 	CountIt Verb = "count"   // counts the amounts as used at once, if they fit
 	Check   Verb = "check"   // answers as Reserve would and takes nothing
+	Look    Verb = "look"    // is a Check that holds which may have been lost do not shut: to show what is counted
 )
 
 // ReserveCall is an ask with its counters. All belong to the tenant.
@@ -124,6 +125,19 @@ func (e errMovedWindow) Error() string {
 func WindowMoved(err error) (time.Time, bool) {
 	moved, ok := errors.AsType[errMovedWindow](err)
 	return moved.now, ok
+}
+
+// errHoldsLost says for how long hard limits stay shut.
+type errHoldsLost struct{ left time.Duration }
+
+func (e errHoldsLost) Error() string {
+	return fmt.Sprintf("holds may have been lost with redis's state; hard limits stay shut for another %s", e.left.Round(time.Second))
+}
+
+// CountsAgain returns after how long the reason of err ends by itself, where that is known.
+func CountsAgain(err error) (time.Duration, bool) {
+	lost, ok := errors.AsType[errHoldsLost](err)
+	return lost.left, ok
 }
 
 // Do carries out a ReserveCall. A reply that is not Allowed means that the counts are known and full.
@@ -329,7 +343,13 @@ func (a *Admitter) run(ctx context.Context, tenant, id string, script *goredis.S
 	}
 	switch reply[0] {
 	case "cannot":
-		return nil, &CannotCountError{Tenant: tenant, Reason: Reason(second)}
+		cannot := &CannotCountError{Tenant: tenant, Reason: Reason(second)}
+		if len(reply) == 3 {
+			if n, ok := numbers(reply[2:]); ok {
+				cannot.Err = errHoldsLost{time.Duration(n[0]) * time.Millisecond}
+			}
+		}
+		return nil, cannot
 	case "moved":
 		if n, err := strconv.ParseInt(second, 10, 64); err == nil {
 			return nil, &CannotCountError{Tenant: tenant, Reason: ReasonClock, Err: errMovedWindow{time.UnixMilli(n).UTC()}}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/kanjo-dev/kanjo/internal/directory"
@@ -86,7 +88,7 @@ func (s *Stage) resume(ctx context.Context, cause string) error {
 		part.next, part.end, part.attested = low, log.ends[p], false
 		offsets[p] = kgo.EpochOffset{Epoch: -1, Offset: low}
 	}
-	s.seen = states
+	s.seen, s.unused = states, log.empty()
 	s.setWhole(false)
 	s.cl.SetOffsets(map[string]map[int32]kgo.EpochOffset{schemas.TopicUnique: offsets})
 	parts := make([]int32, 0, len(offsets))
@@ -112,6 +114,29 @@ type logView struct {
 	starts, ends []int64 // ends are the last stable offsets
 	// since is the instant from which the log holds everything that occurred; zero when nothing was ever trimmed.
 	since time.Time
+}
+
+// empty says that usage.unique never had a record.
+func (v logView) empty() bool {
+	return !slices.ContainsFunc(v.ends, func(end int64) bool { return end > 0 })
+}
+
+// neverCounted says that the group has never committed an offset: together with an empty log it means that no bucket was ever whole, for
+// attest commits before it makes one so. An emptied or a new Redis does not look like that.
+func (s *Stage) neverCounted(ctx context.Context) (bool, error) {
+	committed, err := kadm.NewClient(s.cl).FetchOffsets(ctx, s.cfg.Group)
+	if err == nil {
+		err = committed.Error()
+	}
+	if errors.Is(err, kerr.GroupIDNotFound) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("fetch the offsets of %s: %w", s.cfg.Group, err)
+	}
+	never := true
+	committed.Each(func(o kadm.OffsetResponse) { never = never && o.At < 0 })
+	return never, nil
 }
 
 func (s *Stage) lookAtLog(ctx context.Context) (logView, error) {
@@ -209,6 +234,15 @@ func (s *Stage) beginMissing(ctx context.Context, states []bucketState, log logV
 	}
 	if len(list) == 0 {
 		return states, nil
+	}
+	if len(list) == Buckets && lost == 0 && log.empty() {
+		first, err := s.neverCounted(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for i := range list {
+			list[i].first = first
+		}
 	}
 	won, err := s.store.begin(ctx, s.cfg.MaxHold, list)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/failpoint"
@@ -106,6 +107,7 @@ type Stage struct {
 	fold      *fold
 	marked    []string      // series whose beginning the buckets know
 	seen      []bucketState // what Redis said when the position was last taken
+	unused    bool          // usage.unique had no record then
 	events    int           // folded and not flushed
 	newest    time.Time     // IngestedAt of the newest of them
 	flushed   time.Time
@@ -642,7 +644,7 @@ func (s *Stage) land() error {
 		s.metrics.age.Observe(now.Sub(f.newest).Seconds())
 	}
 	s.health.Set("redis", nil)
-	// For people who look at the group's lag; nothing reads these offsets.
+	// For people who look at the group's lag; that there are any says that this is no new installation.
 	marks := make(map[int32]kgo.EpochOffset, len(f.next))
 	for p, next := range f.next {
 		marks[p] = kgo.EpochOffset{Epoch: -1, Offset: next}
@@ -677,6 +679,28 @@ func (s *Stage) attest(ctx context.Context) error {
 	}
 	if err := s.land(); err != nil {
 		return err
+	}
+	if s.unused {
+		// From now on there may be holds. Until there is an event, this is all that tells a Redis which was emptied from one that is new.
+		marks := make(map[int32]kgo.EpochOffset, len(ends))
+		for p := range ends {
+			marks[p] = kgo.EpochOffset{Epoch: -1, Offset: s.owned[p].next}
+		}
+		var failed error
+		s.cl.CommitOffsetsSync(ctx, map[string]map[int32]kgo.EpochOffset{schemas.TopicUnique: marks}, func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, r *kmsg.OffsetCommitResponse, err error) {
+			failed = err
+			if err != nil {
+				return
+			}
+			for _, t := range r.Topics {
+				for _, p := range t.Partitions {
+					failed = errors.Join(failed, kerr.ErrorForCode(p.ErrorCode))
+				}
+			}
+		})
+		if failed != nil {
+			return fmt.Errorf("commit that there are counters: %w", failed)
+		}
 	}
 	failpoint.Hit("counters.before_attest")
 	whole, err := s.store.attest(ctx, s.seen, s.cfg.MaxHold, ends)

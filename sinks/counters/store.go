@@ -190,6 +190,7 @@ type beginning struct {
 	since     time.Time
 	offsets   []int64  // by partition
 	series    []string // that are counted for limits' sake
+	first     bool     // nothing was ever counted or held, so that nothing can be lost
 }
 
 // begin begins generations in the buckets that are still of the generation seen, and returns in how many.
@@ -201,7 +202,11 @@ func (s store) begin(ctx context.Context, maxHold time.Duration, list []beginnin
 		if !b.since.IsZero() {
 			since = strconv.FormatInt(b.since.UnixMilli(), 10)
 		}
-		args := []any{b.seen, b.gen, since, maxHold.Milliseconds(), len(b.offsets)}
+		gen := b.gen
+		if b.first {
+			gen = "first"
+		}
+		args := []any{b.seen, gen, since, maxHold.Milliseconds(), len(b.offsets)}
 		for _, off := range b.offsets {
 			args = append(args, off)
 		}

@@ -1,5 +1,6 @@
 -- begin: starts a generation with given watermarks, by compare-and-set on the generation that the caller saw.
--- KEYS: state. ARGV: generation seen ('' = none), new generation ('' = choose), since in ms, max hold in ms,
+-- KEYS: state. ARGV: generation seen ('' = none), new generation ('' = choose, 'first' = choose, and nothing was ever
+-- counted or held here), since in ms, max hold in ms,
 -- partition count, one offset per partition, then the names of the series that are counted for limits' sake.
 local gen, next_gen, run, evicted, lost, shut = unpack(redis.call('HMGET', KEYS[1], 'gen', 'next', 'run', 'evicted', 'lost', 'shut'))
 if (gen or '') ~= ARGV[1] then return {'moved', gen or ''} end
@@ -18,6 +19,12 @@ if why(gen, run, evicted, lost) == '' then
   set[#set] = shut
   set[#set + 1] = 'holds'
   set[#set + 1] = run
+end
+-- Where nothing was ever held nothing can have been lost, as long as this run of the server lasts.
+if not gen and ARGV[2] == 'first' then
+  set[#set] = '0'
+  set[#set + 1] = 'holds'
+  set[#set + 1] = (server())
 end
 for p = 0, tonumber(ARGV[5]) - 1 do
   set[#set + 1] = 'w:' .. p

@@ -12,7 +12,7 @@
 --   run      the run for which all partitions have been read to their ends: the bucket is whole in that run
 --   evicted  evicted_keys of the server when run was set
 --   hold     ms; the longest life of a hold
---   holds    the run in which no hold has been lost, when the bucket was whole as its generation began
+--   holds    the run in which no hold has been lost, when the bucket was whole as its generation began or was the first ever
 --   s:<name> ms; since when a series is counted that only limits ask for; missing = not yet
 --   shut     ms; holds may have been lost, so hard limits stay shut until then
 --   lost     set when the bucket must not be trusted any more: why

@@ -1,14 +1,15 @@
 -- reserve takes of several counters, all or nothing. count does the same without a hold: the amounts are pending at once. check
--- answers what reserve would and takes nothing.
+-- answers what reserve would and takes nothing; look is a check that lost holds do not shut: it shows what is counted.
 -- KEYS: state, holds, record, then two per leg: the counters of the window that holds the caller's time and of the next one.
 -- ARGV: verb, fingerprint, life of the hold in ms, how long the record outlives it in ms, legs n, then per leg: metric ('' = held only),
 -- amount, maximum ('' = none), 1 when the leg may go uncounted, then in ms: start of the window, its end, end of the
 -- next, expiry of the one's counter, of the other's; then two names of its series ('' = counted always). A start of -1 has no
 -- window and needs no history.
 -- Answer: word, now, writes, 1 when a leg went uncounted, expiry, then per leg: 0 or 1 (which window), used, pending, held as
--- they were before. Or {'cannot', reason}, {'moved', now}, {'conflict', state}, {'ended', state}.
+-- they were before. Or {'cannot', reason, ms until it ends where that is known}, {'moved', now}, {'conflict', state}, {'ended', state}.
 local verb, print, ttl, keep, n = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local holds, record = KEYS[2], KEYS[3]
+local takes = verb == 'reserve' or verb == 'count'
 local gen, since, shut, run, evicted, lost, hold = unpack(redis.call('HMGET', KEYS[1], 'gen', 'since', 'shut', 'run', 'evicted', 'lost', 'hold'))
 local reason = why(gen, run, evicted, lost)
 if reason ~= '' then return {'cannot', reason} end
@@ -16,7 +17,7 @@ local now = now_ms()
 since, shut = tonumber(since), tonumber(shut)
 
 local replay, exp = false, 0
-if verb ~= 'check' then
+if takes then
   local was, known, till = unpack(redis.call('HMGET', record, 'state', 'print', 'exp'))
   if was then
     if known ~= print then return {'conflict', was} end
@@ -51,7 +52,7 @@ for i = 1, n do
       local marks = redis.call('HMGET', KEYS[1], 's:' .. ARGV[a + 9], 's:' .. ARGV[a + 10])
       from = math.max(since, math.min(tonumber(marks[1]) or math.huge, tonumber(marks[2]) or math.huge))
     end
-    local unknown = now < shut and 'holds_lost' or (begins >= 0 and begins < from and 'incomplete')
+    local unknown = now < shut and verb ~= 'look' and 'holds_lost' or (begins >= 0 and begins < from and 'incomplete')
     if unknown and may then
       uncounted = '1'
     elseif unknown then
@@ -71,8 +72,8 @@ elseif over then
   -- Known to be full, even where another counter is not known: no rebuild would let the ask pass.
   word = 'over'
 elseif cannot then
-  return {'cannot', cannot}
-elseif verb ~= 'check' then
+  return {'cannot', cannot, cannot == 'holds_lost' and text(shut - now) or nil}
+elseif takes then
   local field, state = 'held', 'held'
   exp = now + math.min(ttl, tonumber(hold))
   if verb == 'count' then field, state, exp = 'pending', 'settled', now end
