@@ -248,7 +248,7 @@ type outcome struct {
 // follow reads the output topics, committed only, from the start until enough says so.
 func (r *rig) follow(enough func(*outcome) bool) *outcome {
 	r.tb.Helper()
-	ctx, cancel := context.WithTimeout(r.tb.Context(), 25*time.Second)
+	ctx, cancel := context.WithTimeout(r.tb.Context(), 90*time.Second)
 	defer cancel()
 	cl, err := r.cfg.NewClient(kgo.ConsumeTopics(schemas.TopicUnique, schemas.TopicConflict, schemas.TopicManifest),
 		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.FetchMaxWait(100*time.Millisecond))
@@ -260,7 +260,7 @@ func (r *rig) follow(enough func(*outcome) bool) *outcome {
 	for !enough(out) {
 		fetches := cl.PollFetches(ctx)
 		if ctx.Err() != nil {
-			r.tb.Fatalf("after 25 s: %d events, %d conflicts, %d manifests", out.unique, len(out.conflicts), len(out.manifests))
+			r.tb.Fatalf("after 90 s: %d events, %d conflicts, %d manifests", out.unique, len(out.conflicts), len(out.manifests))
 		}
 		for _, e := range fetches.Errors() {
 			if !errors.Is(e.Err, context.Canceled) {
