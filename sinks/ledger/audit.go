@@ -370,8 +370,9 @@ func (a audited) manifested(ctx context.Context, conn driver.Conn, from, until i
 	var rows int64
 	var s Sums
 	var end int64
+	// max(last_offset + 1) over nothing would be 1: the engine takes the addition out of the aggregate.
 	err := conn.QueryRow(ctx, `
-		SELECT sum(rows), sum(hash_sum), sum(units_sum), max(last_offset + 1)
+		SELECT sum(rows), sum(hash_sum), sum(units_sum), if(count() = 0, 0, max(last_offset) + 1)
 		FROM (
 			SELECT DISTINCT first_offset, last_offset, rows, hash_sum, units_sum
 			FROM manifests WHERE unique_epoch = ? AND partition = ? AND first_offset >= ? AND last_offset < ?

@@ -77,10 +77,11 @@ func (a audited) gaps(ctx context.Context, conn driver.Conn, from int64) ([]gap,
 		FROM manifests WHERE unique_epoch = ? AND partition = ? AND last_offset >= ? AND first_offset < ?`
 	rows, err := conn.Query(ctx, `
 		SELECT greatest(covered, ?) AS first, next FROM (
-			SELECT first_offset AS next, max(last_offset + 1) OVER (ORDER BY first_offset ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS covered
+			SELECT first_offset AS next, if(count() OVER before = 0, 0, max(last_offset) OVER before + 1) AS covered
 			FROM (`+covering+`)
+			WINDOW before AS (ORDER BY first_offset ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 			UNION ALL
-			SELECT toInt64(?) AS next, max(last_offset + 1) AS covered FROM (`+covering+`)
+			SELECT toInt64(?) AS next, if(count() = 0, 0, max(last_offset) + 1) AS covered FROM (`+covering+`)
 		)
 		WHERE next - first > 1 ORDER BY first`,
 		from, a.epoch, a.partition, from, a.until, a.until, a.epoch, a.partition, from, a.until)
