@@ -420,14 +420,14 @@ func (q *query) totals(ctx context.Context, results map[string]*Result) error {
 	return nil
 }
 
-// distinctValue is the value that a distinct metric counts.
+// distinctValue is the value that a distinct metric counts, null for an event without the dimension: it has none.
 func (q *query) distinctValue() string {
 	var cases strings.Builder
 	cases.WriteString("multiIf(")
 	for _, name := range q.metricsWith(func(m Metric) bool { return m.Aggregation == control.Distinct }) {
-		fmt.Fprintf(&cases, "metric = %s, dimensions[%s], ", text(name), text(q.batch.Metrics[name].Distinct))
+		fmt.Fprintf(&cases, "metric = %s AND mapContains(dimensions, %[2]s), dimensions[%[2]s], ", text(name), text(q.batch.Metrics[name].Distinct))
 	}
-	cases.WriteString("'')")
+	cases.WriteString("NULL)")
 	return cases.String()
 }
 

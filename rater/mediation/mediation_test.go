@@ -257,12 +257,13 @@ func TestAggregationsOtherThanSums(t *testing.T) {
 		entry{user(event("a", "1", at.Add(2), measures(7)...), "u"), 1, 0, 0},
 		entry{user(event("a", "2", at.Add(1), measures(90)...), "v"), 1, 0, 1},
 		entry{user(event("a", "3", at, measures(8)...), "u"), 1, 0, 2},
+		entry{event("a", "4", at, measures(8)...), 1, 0, 3}, // has no value of the dimension
 	)
 	b := Batch{Tenants: []string{"a"}, Start: july, End: august, Metrics: map[string]Metric{
 		"m_count": {Aggregation: control.Count}, "m_distinct": {Aggregation: control.Distinct, Distinct: "user"},
 		"m_latest": {Aggregation: control.Latest}, "m_max": {Aggregation: control.Max},
 	}}
-	if got, want := show(mediate(t, conn, b)["a"].Usage[0]), "m_count: 3 of 3; m_distinct: 2 of 3; m_latest: 0.7 of 3; m_max: 9 of 3"; got != want {
+	if got, want := show(mediate(t, conn, b)["a"].Usage[0]), "m_count: 4 of 4; m_distinct: 2 of 4; m_latest: 0.7 of 4; m_max: 9 of 4"; got != want {
 		t.Errorf("used %s, want %s", got, want)
 	}
 }
