@@ -126,6 +126,9 @@ func (c *countersDriftCmd) Run(ctx context.Context, e *env) error {
 				for _, x := range d.Differences {
 					row("DRIFT\t%s\t%s\t%s\tfrom %s\tredis %d\tledger %d", printable(x.ID.Tenant), printable(x.ID.Metric), x.ID.Kind, x.ID.Start.UTC().Format("2006-01-02T15:04Z"), x.Redis, x.Ledger)
 				}
+				for _, id := range d.Full {
+					row("FULL\t%s\t%s\t%s\tfrom %s\tmay stand for more than it can hold", printable(id.Tenant), printable(id.Metric), id.Kind, id.Start.UTC().Format("2006-01-02T15:04Z"))
+				}
 				row("%d counters compared, %d differ, %d buckets were not whole", d.Compared, len(d.Differences), len(d.Skipped))
 			})
 		}
