@@ -54,7 +54,6 @@ type rig struct {
 
 	mu    sync.Mutex
 	procs map[string]*proc
-	ports int
 }
 
 // newRig starts the engines, creates topics and schema, and publishes the control documents in controlDir.
