@@ -24,7 +24,7 @@ type Store interface {
 	Do(ctx context.Context, c counters.ReserveCall) (counters.ReserveReply, error)
 	Settle(ctx context.Context, s counters.Settlement) (counters.SettleReply, error)
 	Release(ctx context.Context, tenant, id string) (before counters.State, writes int64, err error)
-	Extend(ctx context.Context, tenant, id string, life time.Duration) (expires time.Time, writes int64, err error)
+	Extend(ctx context.Context, tenant, id string, life time.Duration) (counters.ExtendReply, error)
 	Lookup(ctx context.Context, tenant, id string) (counters.Reservation, error)
 	Seen(ctx context.Context, tenant, message, token string, life time.Duration) (bool, error)
 }
@@ -60,6 +60,7 @@ type Answer struct {
 	Counted  bool
 	Replayed bool // the same ask had been allowed before
 	Expires  time.Time
+	Cut      bool // the hold lives for less than was asked for
 	Limits   []Status
 	// Violated are the hard limits that refuse.
 	Violated []Status
@@ -176,7 +177,7 @@ func (s *Service) ask(ctx context.Context, verb counters.Verb, r Request) (Answe
 		return s.unknown(&demand, err), nil
 	}
 	s.metrics.writes.WithLabelValues(string(verb)).Add(float64(reply.Writes))
-	a := Answer{Counted: !reply.Uncounted, Replayed: reply.Replayed, Expires: reply.Expires, Now: reply.Now, Limits: demand.statuses(r.Ask, &reply, verb)}
+	a := Answer{Counted: !reply.Uncounted, Replayed: reply.Replayed, Expires: reply.Expires, Cut: verb == counters.Reserve && reply.Allowed && !reply.Replayed && reply.Expires.Sub(reply.Now) < life.Truncate(time.Millisecond), Now: reply.Now, Limits: demand.statuses(r.Ask, &reply, verb)}
 	if reply.Allowed {
 		a.Outcome = Allowed
 		return a, nil
@@ -284,16 +285,17 @@ func (s *Service) Release(ctx context.Context, tenant, id string) (before counte
 	return before, err
 }
 
-// Extend lets a hold live longer. Its errors are Settle's.
-func (s *Service) Extend(ctx context.Context, tenant, id string, life time.Duration) (expires time.Time, err error) {
+// Extend lets a hold live longer, and says when less was granted than asked for. Its errors are Settle's.
+func (s *Service) Extend(ctx context.Context, tenant, id string, life time.Duration) (expires time.Time, cut bool, err error) {
 	if life == 0 {
 		life = s.cfg.Life
 	}
 	err = s.verb(ctx, "extend", tenant, func(ctx context.Context) (writes int64, err error) {
-		expires, writes, err = s.cfg.Store.Extend(ctx, tenant, id, life)
-		return writes, err
+		reply, err := s.cfg.Store.Extend(ctx, tenant, id, life)
+		expires, cut = reply.Expires, reply.Cut
+		return reply.Writes, err
 	})
-	return expires, err
+	return expires, cut, err
 }
 
 // Lookup returns a reservation. Its errors are Settle's.

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -89,7 +88,9 @@ type admitAnswer struct {
 	Reason    counters.Reason `json:"reason,omitempty"`
 	Event     string          `json:"event,omitempty"` // accepted
 	ExpiresAt *time.Time      `json:"expires_at,omitempty"`
-	Limits    []limitAnswer   `json:"limits"`
+	// TTLCut says that a longer life was asked for than a hold may have; ExpiresAt says what was granted.
+	TTLCut bool          `json:"ttl_cut,omitempty"`
+	Limits []limitAnswer `json:"limits"`
 }
 
 // refusalAnswer is the 429 and the 503 of an ask.
@@ -114,6 +115,8 @@ type settleAnswer struct {
 	Replayed  bool       `json:"replayed,omitempty"`
 	Event     string     `json:"event,omitempty"` // accepted
 	ExpiresAt *time.Time `json:"expires_at,omitempty"`
+	// TTLCut says that a longer life was asked for than a hold may have; ExpiresAt says what was granted.
+	TTLCut bool `json:"ttl_cut,omitempty"`
 }
 
 type seenAnswer struct {
@@ -144,13 +147,7 @@ func (g *Gateway) readBody(c *call, into any, mayBeEmpty bool) *problem {
 	if strings.TrimSpace(strings.ToLower(mediaType)) != typeJSON {
 		return newProblem(http.StatusUnsupportedMediaType, codeMediaType, "want "+typeJSON).at("Content-Type")
 	}
-	d := json.NewDecoder(bytes.NewReader(body))
-	d.DisallowUnknownFields()
-	err := d.Decode(into)
-	if err == nil && d.More() {
-		err = errors.New("something follows the JSON object")
-	}
-	if err != nil {
+	if err := strictJSON(body, into); err != nil {
 		return newProblem(http.StatusBadRequest, codeBadRequest, "the body: "+err.Error())
 	}
 	return nil
@@ -294,7 +291,7 @@ func (g *Gateway) answerAsk(c *call, tenant, id, event string, verb counters.Ver
 		if a.Reason == "" {
 			switch verb {
 			case counters.Reserve:
-				out.State, out.ExpiresAt = string(counters.Held), &a.Expires
+				out.State, out.ExpiresAt, out.TTLCut = string(counters.Held), &a.Expires, a.Cut
 			case counters.CountIt:
 				out.State = string(counters.Settled)
 			}
@@ -627,11 +624,11 @@ func (g *Gateway) postExtend(c *call) *problem {
 	if p != nil {
 		return p
 	}
-	expires, err := g.admit.Extend(c.r.Context(), tenant, id, ttl)
+	expires, cut, err := g.admit.Extend(c.r.Context(), tenant, id, ttl)
 	if err != nil {
 		return admitProblem(err, id)
 	}
-	writeJSON(c.w, http.StatusOK, typeJSON, settleAnswer{ID: id, Tenant: tenant, State: counters.Held, Counted: true, ExpiresAt: &expires})
+	writeJSON(c.w, http.StatusOK, typeJSON, settleAnswer{ID: id, Tenant: tenant, State: counters.Held, Counted: true, ExpiresAt: &expires, TTLCut: cut})
 	return nil
 }
 

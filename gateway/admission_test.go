@@ -105,7 +105,7 @@ func (p patient) Release(ctx context.Context, tenant, id string) (counters.State
 	return p.Admitter.Release(ctx, tenant, id)
 }
 
-func (p patient) Extend(ctx context.Context, tenant, id string, life time.Duration) (time.Time, int64, error) {
+func (p patient) Extend(ctx context.Context, tenant, id string, life time.Duration) (counters.ExtendReply, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.timeout)
 	defer cancel()
 	return p.Admitter.Extend(ctx, tenant, id, life)
@@ -240,6 +240,25 @@ func TestWhatIsWrongWithAnAskIsSaid(t *testing.T) {
 	check("/v1/reservations/none/settle", appKey, `{"tenant":"brooklyn"}`, 404, "id")
 	check("/v1/reservations/none/extend", appKey, `{"tenant":"brooklyn"}`, 404, "id")
 	check("/v1/reservations/none/release", appKey, `{"tenant":"brooklyn","amounts":{"message":1}}`, 400, "")
+	// Bodies are read as strictly as events are.
+	for _, body := range []string{
+		`{"id":"r","tenant":"brooklyn","amounts":{"message":1},"amounts":{"message":9}}`, `{"id":"r","tenant":"brooklyn","amounts":{"message":1,"message":9}}`,
+		`{"id":"r","TENANT":"brooklyn","amounts":{"message":1}}`, `{"id":"r","tenant":"brooklyn","amounts":{"message":1}} x`,
+		`{"id":"r","tenant":"brooklyn","amounts":{"message":1}}]`, `{"id":"r","tenant":"brooklyn","amounts":{"message":1}}}`,
+		`{"id":"r","tenant":"brooklyn","amounts":{"message":1}}{}`, "{\"id\":\"r\xff\",\"tenant\":\"brooklyn\",\"amounts\":{\"message\":1}}", `null`, `[]`, `{"id":"r"`,
+		`{"id":"r","tenant":"brooklyn","amounts":{"message":1},"subjects":{"user":"a","\u0075ser":"b"}}`,
+	} {
+		check("/v1/reservations", appKey, body, 400, "")
+	}
+	if a, got := c.ask("/v1/reservations", appKey, m{"id": "long", "tenant": "brooklyn", "amounts": m{"message": 1}, "ttl": "2h"}); a.status != 200 || got["ttl_cut"] != true {
+		t.Error(a)
+	}
+	if a, got := c.ask("/v1/reservations/long/extend", appKey, m{"tenant": "brooklyn", "ttl": "2h"}); a.status != 200 || got["ttl_cut"] != true || got["expires_at"] == nil {
+		t.Error(a)
+	}
+	if a, got := c.ask("/v1/reservations/long/extend", appKey, m{"tenant": "brooklyn", "ttl": "10s"}); a.status != 200 || got["ttl_cut"] != nil {
+		t.Error(a)
+	}
 	// A money limit without an estimated cost cannot be counted; with one it can.
 	a, got := c.ask("/v1/reservations", appKey, m{"id": "r", "tenant": "brooklyn", "amounts": m{"output_tokens": 10}})
 	if a.status != 503 || got["cause"] != "unpriced" || a.header.Get("Retry-After") != "" {

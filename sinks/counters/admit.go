@@ -277,19 +277,26 @@ func (a *Admitter) Release(ctx context.Context, tenant, id string) (before State
 	return "", 0, cannotCount(tenant, fmt.Errorf("unexpected answer %v", reply))
 }
 
+// ExtendReply is what an extension did.
+type ExtendReply struct {
+	Expires time.Time
+	Cut     bool // less was granted than asked for
+	Writes  int64
+}
+
 // Extend lets a hold live for so long from now, up to the longest life of a hold counted from when it was made.
-func (a *Admitter) Extend(ctx context.Context, tenant, id string, life time.Duration) (expires time.Time, writes int64, err error) {
+func (a *Admitter) Extend(ctx context.Context, tenant, id string, life time.Duration) (ExtendReply, error) {
 	b := Bucket(tenant)
 	reply, err := a.run(ctx, tenant, id, extendScript, []string{stateKey(b), holdsKey(b), reservationKey(tenant, id)}, []any{life.Milliseconds(), keepHold.Milliseconds()})
 	if err != nil {
-		return time.Time{}, 0, err
+		return ExtendReply{}, err
 	}
-	if len(reply) == 3 && reply[0] == "ok" {
+	if len(reply) == 4 && reply[0] == "ok" {
 		if n, ok := numbers(reply[1:]); ok {
-			return time.UnixMilli(n[0]).UTC(), n[1], nil
+			return ExtendReply{Expires: time.UnixMilli(n[0]).UTC(), Writes: n[1], Cut: n[2] == 1}, nil
 		}
 	}
-	return time.Time{}, 0, cannotCount(tenant, fmt.Errorf("unexpected answer %v", reply))
+	return ExtendReply{}, cannotCount(tenant, fmt.Errorf("unexpected answer %v", reply))
 }
 
 // Reservation is a reservation as it stands.

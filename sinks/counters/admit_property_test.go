@@ -179,7 +179,7 @@ func TestAdmissionIsItsModelUnderAnyInterleaving(t *testing.T) {
 			if r == nil {
 				continue
 			}
-			err := try(func(a *Admitter) error { _, _, err := a.Extend(ctx, r.tenant, id, time.Hour); return err })
+			err := try(func(a *Admitter) error { _, err := a.Extend(ctx, r.tenant, id, time.Hour); return err })
 			if (r.state == Held) != (err == nil) {
 				t.Fatalf("step %d: %s: %v of %+v", step, did, err, r)
 			}

@@ -419,11 +419,12 @@ func TestExtendNeverPassesTheLongestLife(t *testing.T) {
 	d := newDesk(t)
 	leg := d.leg("shop", "calls", "", 1, 5)
 	first := d.must(true, "shop", "r1", leg)
-	till, _, err := d.Extend(t.Context(), "shop", "r1", time.Hour)
-	if err != nil || till.Sub(first.Now) != time.Minute {
+	reply, err := d.Extend(t.Context(), "shop", "r1", time.Hour)
+	till := reply.Expires
+	if err != nil || till.Sub(first.Now) != time.Minute || !reply.Cut {
 		t.Errorf("extended to %s after it was made, %v; want a minute", till.Sub(first.Now), err)
 	}
-	if _, _, err := d.Extend(t.Context(), "other shop", "r1", time.Hour); !errors.Is(err, ErrNoReservation) {
+	if _, err := d.Extend(t.Context(), "other shop", "r1", time.Hour); !errors.Is(err, ErrNoReservation) {
 		t.Errorf("another tenant's reservation: %v", err)
 	}
 	got, err := d.Lookup(t.Context(), "shop", "r1")
@@ -510,7 +511,7 @@ func TestT39AndT40ALostStateIsNeverAFreshWindow(t *testing.T) {
 	for what, do := range map[string]func() error{
 		"settle":  func() error { _, err := d.settle("shop", "r1", nil); return err },
 		"release": func() error { _, _, err := d.Release(ctx, "shop", "r1"); return err },
-		"extend":  func() error { _, _, err := d.Extend(ctx, "shop", "r1", time.Minute); return err },
+		"extend":  func() error { _, err := d.Extend(ctx, "shop", "r1", time.Minute); return err },
 		"lookup":  func() error { _, err := d.Lookup(ctx, "shop", "r1"); return err },
 	} {
 		t.Log(what)
