@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"path"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -57,11 +58,24 @@ func (g *Gateway) Handler() http.Handler {
 	for _, r := range routes {
 		byPath[r.path] = append(byPath[r.path], r)
 	}
-	for path, rs := range byPath {
-		mux.Handle(path, g.dispatch(path, rs))
+	for pattern, rs := range byPath {
+		mux.Handle(pattern, g.dispatch(pattern, rs))
 	}
-	mux.Handle("/", g.dispatch("other", nil))
-	return mux
+	other := g.dispatch("other", nil)
+	mux.Handle("/", other)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// The mux would answer a path that is not clean with a redirection in HTML.
+		given := r.URL.EscapedPath()
+		clean := path.Clean(given)
+		if clean != "/" && strings.HasSuffix(given, "/") {
+			clean += "/"
+		}
+		if strings.HasPrefix(given, "/") && clean != given {
+			other.ServeHTTP(w, r)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // recorder remembers the status for the metrics.

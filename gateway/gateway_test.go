@@ -495,6 +495,15 @@ func TestWithoutAcknowledgementTheAnswerIs503AndTheBudgetComesBack(t *testing.T)
 	}
 }
 
+func TestAPathThatIsNotCleanIsNoPartOfTheAPI(t *testing.T) {
+	r := newRig(t, nil)
+	for _, path := range []string{"//v1/events", "/v1//events", "/v1/./events", "/v1/x/../events", "/v1/events/", "/..", "//", "/./"} {
+		if a := r.do(http.MethodPost, path, appKey, nil, ""); a.status != 404 || a.Type != "urn:kanjo:problem:not-found" {
+			t.Errorf("%s: %s", path, a)
+		}
+	}
+}
+
 // dribble opens a connection that declares a body of size bytes and sends only the beginning of it.
 func (r *rig) dribble(key string, size int, beginning string) net.Conn {
 	r.t.Helper()
