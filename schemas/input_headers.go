@@ -1,6 +1,7 @@
 package schemas
 
 import (
+	"slices"
 	"strings"
 )
 
@@ -76,11 +77,16 @@ func ParseHTTPBinary(header map[string][]string, body []byte, in *Input) error {
 	in.reset()
 	p := jsonReader{reading: reading{in: in}, b: body}
 	size := len(body)
-	for key, values := range header {
-		attribute := len(key) > 3 && isAttributePrefix(key, '-')
-		if !attribute && !strings.EqualFold(key, "content-type") {
-			continue
+	keys := make([]string, 0, 16)
+	for key := range header {
+		if len(key) > 3 && isAttributePrefix(key, '-') || strings.EqualFold(key, "content-type") {
+			keys = append(keys, key)
 		}
+	}
+	slices.Sort(keys) // of several faults always the same one is told
+	for _, key := range keys {
+		values := header[key]
+		attribute := len(key) > 3 && isAttributePrefix(key, '-')
 		if len(values) != 1 {
 			p.refuse(ReasonDuplicateMember, clip(key), "appears %d times", len(values))
 			break

@@ -1,6 +1,7 @@
 package schemas
 
 import (
+	"errors"
 	"net/http"
 	"reflect"
 	"testing"
@@ -86,4 +87,18 @@ func TestABatchIsSplitUpToABound(t *testing.T) {
 	check(3, 3, "")
 	check(2, 0, ReasonTooLarge)
 	check(0, 0, ReasonTooLarge)
+}
+
+func TestOfSeveralHeadersAtFaultAlwaysTheSameIsTold(t *testing.T) {
+	header := map[string][]string{
+		"Content-Type": {"application/json"}, "Ce-Specversion": {"1.0"}, "Ce-Id": {"1"}, "Ce-Source": {"/s"}, "Ce-Type": {TypeUsage},
+		"Ce-Time": {"yesterday"}, "Ce-Subject": {"%zz"}, "Ce-Tenantid": {"%"},
+	}
+	var in Input
+	for range 50 {
+		err := ParseHTTPBinary(header, []byte("{}"), &in)
+		if r, ok := errors.AsType[*Refusal](err); !ok || r.Field != "subject" {
+			t.Fatal(err)
+		}
+	}
 }
