@@ -632,8 +632,7 @@ func TestOpenAPIDescribesTheAnswersOfAdmission(t *testing.T) {
 	same := func(name string, v any) {
 		t.Helper()
 		want := make(map[string]bool)
-		var walk func(reflect.Type)
-		walk = func(typ reflect.Type) {
+		walk := func(typ reflect.Type) {
 			for i := range typ.NumField() {
 				f := typ.Field(i)
 				tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
