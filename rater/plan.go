@@ -27,7 +27,7 @@ type planned struct {
 // plan reads the directory as it stands: the period's bounds, the parts of it under one book, and the versions of everything that
 // will be printed.
 func plan(dir *directory.Directory, tenant string, ym calendar.YearMonth) (*planned, error) {
-	period, err := periodOf(dir, tenant, ym)
+	period, err := dir.Period(tenant, ym)
 	if err != nil {
 		return nil, err
 	}
@@ -64,22 +64,6 @@ func plan(dir *directory.Directory, tenant string, ym calendar.YearMonth) (*plan
 		Record: "cut", Tenant: tenant, Period: ym.String(), Start: period.Start, End: period.End, Zone: period.Zone.String(),
 		Series: spec.Series, TenantVersion: doc.Version, SeriesVersion: series.Version, Segments: segments,
 		Metrics: metricsOf(dir, last), Rules: rating.Rules, Tzdata: calendar.TzdataVersion(),
-	}
-	return p, nil
-}
-
-func periodOf(dir *directory.Directory, tenant string, ym calendar.YearMonth) (calendar.Period, error) {
-	var history []calendar.ZoneFrom
-	for _, z := range dir.Zones(tenant) {
-		zone, err := calendar.Load(z.Zone)
-		if err != nil {
-			return calendar.Period{}, fmt.Errorf("tenant %s: %w", tenant, err)
-		}
-		history = append(history, calendar.ZoneFrom{From: z.From, Zone: zone})
-	}
-	p, err := calendar.PeriodOf(history, ym)
-	if err != nil {
-		return p, fmt.Errorf("tenant %s: %w", tenant, err)
 	}
 	return p, nil
 }
