@@ -52,23 +52,27 @@ func Resolve(in *schemas.Input, meta RawMeta, dir *directory.Directory, out *sch
 		return refusal
 	}
 	if _, ok := dir.Tenant(tenant, meta.IngestedAt); !ok {
-		return refuse(schemas.ReasonUnknownTenant, "tenant_id", "%q is not a tenant of the control plane", tenant)
+		if in.TenantClaim == "" {
+			return refuse(schemas.ReasonUnknownTenant, "source", "is bound to %q, which is not a tenant of the control plane", tenant)
+		}
+		return refuse(schemas.ReasonUnknownTenant, in.TenantField(), "%q is not a tenant of the control plane", tenant)
 	}
 	out.Tenant = tenant
 	if refusal := occurred(source, in, meta, out); refusal != nil {
 		return refusal
 	}
-	for _, m := range in.Measures {
+	for i, m := range in.Measures {
 		metric, ok := dir.Metric(m.Metric, meta.IngestedAt)
 		if !ok {
-			return refuse(schemas.ReasonUnknownMetric, "metric", "%q is not a metric of the control plane", m.Metric)
+			return refuse(schemas.ReasonUnknownMetric, in.MeasureField(i, "metric"), "%q is not a metric of the control plane", m.Metric)
 		}
 		units, err := schemas.Units(m.Quantity, metric.Scale)
 		if err != nil {
 			refusal, ok := errors.AsType[*schemas.Refusal](err)
 			if !ok {
-				return refuse(schemas.ReasonInternal, "quantity", "metric %s: %v", m.Metric, err)
+				return refuse(schemas.ReasonInternal, in.MeasureField(i, "quantity"), "metric %s: %v", m.Metric, err)
 			}
+			refusal.Field = in.MeasureField(i, "quantity")
 			refusal.Detail = fmt.Sprintf("metric %s: %s", m.Metric, refusal.Detail)
 			return refusal
 		}
@@ -77,7 +81,7 @@ func Resolve(in *schemas.Input, meta RawMeta, dir *directory.Directory, out *sch
 		}
 	}
 	if len(out.Measures) == 0 && in.Kind != schemas.KindCancel {
-		return refuse(schemas.ReasonNoPositiveMeasure, "measures", "holds no quantity above zero")
+		return refuse(schemas.ReasonNoPositiveMeasure, in.MeasuresField(), "holds no quantity above zero")
 	}
 	out.Key = schemas.KeyOf(in.Source, in.ID)
 	out.Digest = schemas.ContentDigest(in, out.Measures, tenant)
@@ -105,15 +109,15 @@ func tenantOf(source *control.Source, in *schemas.Input) (string, *schemas.Refus
 	switch {
 	case source.Tenant != "":
 		if claim != "" && claim != source.Tenant {
-			return "", refuse(schemas.ReasonTenantNotAllowed, "tenant_id", "the source is bound to the tenant %q and may not name %q", source.Tenant, claim)
+			return "", refuse(schemas.ReasonTenantNotAllowed, in.TenantField(), "the source is bound to the tenant %q and may not name %q", source.Tenant, claim)
 		}
 		return source.Tenant, nil
 	case claim == "":
-		return "", refuse(schemas.ReasonMissingTenant, "tenant_id", "the source names its tenants itself, and the event names none")
+		return "", refuse(schemas.ReasonMissingTenant, in.TenantField(), "the source names its tenants itself, and the event names none")
 	case slices.Contains(source.TrustedTenants, claim), slices.Equal(source.TrustedTenants, allTenants):
 		return claim, nil
 	}
-	return "", refuse(schemas.ReasonTenantNotAllowed, "tenant_id", "the source may not name the tenant %q", claim)
+	return "", refuse(schemas.ReasonTenantNotAllowed, in.TenantField(), "the source may not name the tenant %q", claim)
 }
 
 var allTenants = []string{"*"}
@@ -125,7 +129,7 @@ func occurred(source *control.Source, in *schemas.Input, meta RawMeta, out *sche
 	}
 	if !in.HasTime {
 		if source.MissingTime != control.UseIngest {
-			return refuse(schemas.ReasonMissingTime, "time", "is missing, and the source's rule asks for one")
+			return refuse(schemas.ReasonMissingTime, in.TimeField(), "is missing, and the source's rule asks for one")
 		}
 		useIngest()
 		return nil
@@ -134,9 +138,9 @@ func occurred(source *control.Source, in *schemas.Input, meta RawMeta, out *sche
 	if meta.Replay && meta.trusted() {
 		switch {
 		case in.OccurredAt.Before(grantedFrom):
-			return refuse(schemas.ReasonTooOld, "time", "%s is before 1970, which no grant admits", in.Time)
+			return refuse(schemas.ReasonTooOld, in.TimeField(), "%s is before 1970, which no grant admits", in.Time)
 		case !in.OccurredAt.Before(grantedTo):
-			return refuse(schemas.ReasonInFuture, "time", "%s is after 2199, which no grant admits", in.Time)
+			return refuse(schemas.ReasonInFuture, in.TimeField(), "%s is after 2199, which no grant admits", in.Time)
 		}
 		return nil
 	}
@@ -151,7 +155,7 @@ func occurred(source *control.Source, in *schemas.Input, meta RawMeta, out *sche
 		return nil
 	}
 	if source.Beyond != control.UseIngest {
-		return refuse(reason, "time", "%s is more than %s its arrival at %s", in.Time, beyond, meta.IngestedAt.Format(time.RFC3339Nano))
+		return refuse(reason, in.TimeField(), "%s is more than %s its arrival at %s", in.Time, beyond, meta.IngestedAt.Format(time.RFC3339Nano))
 	}
 	useIngest()
 	return nil

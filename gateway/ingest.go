@@ -144,7 +144,7 @@ func (s *inputs) resolve(c *call, dir *directory.Directory, it *item) *schemas.R
 		return r
 	}
 	if !mayAsk(c.key, s.out.Tenant) {
-		return &schemas.Refusal{Reason: schemas.ReasonTenantNotAllowed, Field: "tenant_id", Detail: fmt.Sprintf("the key %s is bound to another tenant", c.keyID)}
+		return &schemas.Refusal{Reason: schemas.ReasonTenantNotAllowed, Field: s.in.TenantField(), Detail: fmt.Sprintf("the key %s is bound to another tenant", c.keyID)}
 	}
 	it.key = s.out.Key
 	return nil

@@ -34,5 +34,5 @@ func ExampleUnits() {
 	fmt.Println(err)
 	// Output:
 	// 1250 <nil>
-	// invalid_quantity: quantity: 12.505 has 3 digits after the point, the metric takes 2
+	// invalid_quantity: 12.505 has 3 digits after the point, the metric takes 2
 }

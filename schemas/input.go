@@ -30,6 +30,11 @@ type Input struct {
 
 	TraceParent, TraceState string
 
+	// How the event was written, by which TenantField, TimeField and MeasureField name what is at fault.
+	flat            bool // in the flat form
+	single          bool // one metric and its quantity instead of a list
+	tenantAttribute bool // the tenant stands in the attribute tenantid
+
 	strings interner
 	sources map[string]struct{} // sources already found to be URI references
 	scratch []byte              // the last string that had to be unescaped
@@ -38,16 +43,63 @@ type Input struct {
 	// push out what does; one string for all costs one allocation.
 	quantities []byte
 	ends       []int
+	places     []uint8 // of Measures in the list as it was sent
 }
 
 // InputMeasure is one metric and its quantity as the producer wrote it: a plain decimal such as 374 or 12.50, not
 // negative, whose digits no metric's scale has been compared with yet. [Units] does that.
 type InputMeasure struct{ Metric, Quantity string }
 
+// TenantField names the attribute or member that names the tenant, or that is to name it when none does: tenantid,
+// data.tenant_id, or tenant_id in the flat form.
+func (in *Input) TenantField() string {
+	switch {
+	case in.flat:
+		return "tenant_id"
+	case in.tenantAttribute:
+		return "tenantid"
+	}
+	return "data.tenant_id"
+}
+
+// TimeField names the attribute or member with OccurredAt: time, or occurred_at in the flat form.
+func (in *Input) TimeField() string {
+	if in.flat {
+		return "occurred_at"
+	}
+	return "time"
+}
+
+// MeasureField names the member ("metric" or "quantity") of Measures[i] by its place in what was sent, such as
+// data.measures[2].quantity, or data.quantity where the event has one measure without a list.
+func (in *Input) MeasureField(i int, member string) string {
+	switch {
+	case in.flat:
+		return member
+	case in.single:
+		return "data." + member
+	}
+	return "data.measures[" + strconv.Itoa(int(in.places[i])) + "]." + member
+}
+
+// MeasuresField names what holds the quantities: data.measures, data.quantity, or quantity in the flat form.
+func (in *Input) MeasuresField() string {
+	switch {
+	case in.flat:
+		return "quantity"
+	case in.single:
+		return "data.quantity"
+	}
+	return "data.measures"
+}
+
 // Refusal is the error of every Parse function and of Units: the event is bad for ever, for a reason of the closed list.
 type Refusal struct {
 	Reason Reason
-	// Field names the attribute, header or JSON member at fault, such as data.measures[2].quantity; empty when none is.
+	// Field names the attribute or JSON member at fault as the event's own form writes it; empty when none is. Attributes go by
+	// their CloudEvents names (the headers of binary mode are these with a prefix), the data by its path, such as
+	// data.measures[2].quantity or data.quantity, and the flat form by its members, such as quantity. One fault has one name,
+	// whether it is found by reading alone or by asking the control plane.
 	Field  string
 	Detail string
 }
@@ -71,7 +123,7 @@ func (in *Input) reset() {
 	*in = Input{
 		Measures: in.Measures[:0], Dimensions: in.Dimensions[:0],
 		strings: in.strings, sources: in.sources, scratch: in.scratch, digest: in.digest,
-		quantities: in.quantities[:0], ends: in.ends[:0],
+		quantities: in.quantities[:0], ends: in.ends[:0], places: in.places[:0],
 	}
 }
 
@@ -117,13 +169,14 @@ func plainDecimal[T string | []byte](q T) (positive bool, fault string) {
 
 // Units returns a quantity as an integer of the smallest unit of a metric with scale decimal digits: 12.5 at scale 2 is
 // 1250. It reads the text, never a float. Zero is allowed and returned as 0. The error is a *Refusal with
-// ReasonInvalidQuantity when the text is not a plain decimal, has more digits than scale (zeros included), or exceeds MaxUnits.
+// ReasonInvalidQuantity when the text is not a plain decimal, has more digits than scale (zeros included), or exceeds MaxUnits;
+// its Field is empty, for only the caller knows where the quantity stood.
 func Units(quantity string, scale uint8) (int64, error) {
 	if scale > MaxScale {
 		panic("schemas: Units with scale " + strconv.Itoa(int(scale)))
 	}
 	if _, fault := plainDecimal(quantity); fault != "" {
-		return 0, refuse(ReasonInvalidQuantity, "quantity", "%q %s", clip(quantity), fault)
+		return 0, refuse(ReasonInvalidQuantity, "", "%q %s", clip(quantity), fault)
 	}
 	var units int64
 	digits := -1 // after the point; -1 before it
@@ -137,16 +190,16 @@ func Units(quantity string, scale uint8) (int64, error) {
 		}
 		d := int64(quantity[i] - '0')
 		if units > (MaxUnits-d)/10 {
-			return 0, refuse(ReasonInvalidQuantity, "quantity", "%s is more than %d of the smallest unit", clip(quantity), int64(MaxUnits))
+			return 0, refuse(ReasonInvalidQuantity, "", "%s is more than %d of the smallest unit", clip(quantity), int64(MaxUnits))
 		}
 		units = units*10 + d
 	}
 	if digits > int(scale) {
-		return 0, refuse(ReasonInvalidQuantity, "quantity", "%s has %d digits after the point, the metric takes %d", clip(quantity), digits, scale)
+		return 0, refuse(ReasonInvalidQuantity, "", "%s has %d digits after the point, the metric takes %d", clip(quantity), digits, scale)
 	}
 	for n := max(digits, 0); n < int(scale); n++ {
 		if units > MaxUnits/10 {
-			return 0, refuse(ReasonInvalidQuantity, "quantity", "%s is more than %d of the smallest unit", clip(quantity), int64(MaxUnits))
+			return 0, refuse(ReasonInvalidQuantity, "", "%s is more than %d of the smallest unit", clip(quantity), int64(MaxUnits))
 		}
 		units *= 10
 	}

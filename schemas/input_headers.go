@@ -61,7 +61,7 @@ func ParseBinary[H ~struct {
 		case len(h.Key) > 3 && isAttributePrefix(h.Key, '_'):
 			size += len(h.Key) + len(h.Value)
 			if h.Key[0] != 'c' || h.Key[1] != 'e' {
-				p.refuse(ReasonInvalidAttribute, clip(h.Key), "is not an attribute header: the prefix is ce_ in lower case")
+				p.refuseMember(ReasonInvalidAttribute, "", h.Key, "is not an attribute header: the prefix is ce_ in lower case")
 			}
 			p.headerAttribute(h.Key[3:], h.Value)
 		case len(h.Key) == len("content-type") && strings.EqualFold(h.Key, "content-type"):
@@ -88,7 +88,7 @@ func ParseHTTPBinary(header map[string][]string, body []byte, in *Input) error {
 		values := header[key]
 		attribute := len(key) > 3 && isAttributePrefix(key, '-')
 		if len(values) != 1 {
-			p.refuse(ReasonDuplicateMember, clip(key), "appears %d times", len(values))
+			p.refuseMember(ReasonDuplicateMember, "", key, "appears %d times", len(values))
 			break
 		}
 		if !attribute {
@@ -99,7 +99,7 @@ func ParseHTTPBinary(header map[string][]string, body []byte, in *Input) error {
 		size += len(key) + len(values[0])
 		value, ok := percentDecode(unquote(values[0]))
 		if !ok {
-			p.refuse(ReasonInvalidAttribute, clip(name), "%q holds a percent sign without two hexadecimal digits: write it as %%25", clip(values[0]))
+			p.refuseMember(ReasonInvalidAttribute, "", name, "%q holds a percent sign without two hexadecimal digits: write it as %%25", clip(values[0]))
 		}
 		p.headerAttribute(name, value)
 	}

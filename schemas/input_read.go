@@ -26,9 +26,7 @@ type reading struct {
 	dataTenant string
 	single     InputMeasure // the metric when it stands in data itself
 	positive   bool         // a measure above zero was read
-	// isFlat and element complete the names of fields in refusals: data. falls away in the flat form, and [] becomes the
-	// position in the list that is being read.
-	isFlat  bool
+	// element completes the names of fields in refusals: [] becomes the position in the list that is being read.
 	element int
 }
 
@@ -70,17 +68,23 @@ const (
 	traceStateBytesMax  = 512
 )
 
+// refuse notes the first fault. field is one of our own names, in full; the form and the list decide what of it is told.
 func (r *reading) refuse(reason Reason, field, format string, args ...any) {
+	r.refuseMember(reason, field, "", format, args...)
+}
+
+// refuseMember is refuse for a member of parent whose name the producer chose: it is told as it is.
+func (r *reading) refuseMember(reason Reason, parent, name, format string, args ...any) {
 	if r.refusal != nil {
 		return
 	}
-	if r.isFlat {
-		field = strings.TrimPrefix(field, "data.")
+	if r.in.flat {
+		parent = strings.TrimPrefix(parent, "data.")
 	}
-	if before, after, found := strings.Cut(field, "[]"); found {
-		field = before + "[" + strconv.Itoa(r.element) + "]" + after
+	if before, after, found := strings.Cut(parent, "[]"); found {
+		parent = before + "[" + strconv.Itoa(r.element) + "]" + after
 	}
-	r.refusal = refuse(reason, field, format, args...)
+	r.refusal = refuse(reason, parent+clip(name), format, args...)
 }
 
 // once notes a member and refuses its second appearance.
@@ -188,7 +192,7 @@ func (r *reading) attribute(name, value []byte, kind valueKind) {
 // extension checks an attribute that means nothing to us. It is strict all the same: what we accept, every CloudEvents
 // client must be able to read.
 func (r *reading) extension(name, value []byte, kind valueKind) {
-	field := clip(string(name))
+	field := string(name)
 	if len(name) == 0 {
 		r.refuse(ReasonInvalidAttribute, "", "an attribute has an empty name")
 		return
@@ -201,12 +205,12 @@ func (r *reading) extension(name, value []byte, kind valueKind) {
 				r.mixed = string(name)
 			}
 		default:
-			r.refuse(ReasonInvalidAttribute, field, "is not an attribute name: they consist of the letters a to z and digits")
+			r.refuseMember(ReasonInvalidAttribute, "", field, "is not an attribute name: they consist of the letters a to z and digits")
 			return
 		}
 	}
 	if slices.Contains(r.extensions, string(name)) {
-		r.refuse(ReasonDuplicateMember, field, "appears twice")
+		r.refuseMember(ReasonDuplicateMember, "", field, "appears twice")
 		return
 	}
 	if len(r.extensions) == extensionsMax {
@@ -215,20 +219,20 @@ func (r *reading) extension(name, value []byte, kind valueKind) {
 	}
 	r.extensions = append(r.extensions, string(name))
 	if string(name) == "data" {
-		r.refuse(ReasonInvalidAttribute, field, "is not an attribute: data is the record's value or the request's body")
+		r.refuseMember(ReasonInvalidAttribute, "", field, "is not an attribute: data is the record's value or the request's body")
 		return
 	}
 	switch kind {
 	case valueText, valueChecked:
 		if fault := charFault(value); fault != "" {
-			r.refuse(ReasonInvalidAttribute, field, "%s", fault)
+			r.refuseMember(ReasonInvalidAttribute, "", field, "%s", fault)
 		}
 	case valueNumber:
 		if _, err := strconv.ParseInt(string(value), 10, 32); err != nil {
-			r.refuse(ReasonInvalidAttribute, field, "is %s; a number must be an integer of 32 bits", clip(string(value)))
+			r.refuseMember(ReasonInvalidAttribute, "", field, "is %s; a number must be an integer of 32 bits", clip(string(value)))
 		}
 	case valueNested:
-		r.refuse(ReasonInvalidAttribute, field, "must be a string, an integer or a boolean")
+		r.refuseMember(ReasonInvalidAttribute, "", field, "must be a string, an integer or a boolean")
 	}
 }
 
@@ -455,13 +459,13 @@ func (r *reading) finish() {
 		lower := strings.ToLower(r.mixed)
 		for _, name := range r.extensions {
 			if name != r.mixed && strings.ToLower(name) == lower {
-				r.refuse(ReasonDuplicateMember, clip(r.mixed), "differs from %s only in case", clip(name))
+				r.refuseMember(ReasonDuplicateMember, "", r.mixed, "differs from %s only in case", clip(name))
 			}
 		}
 		if known := knownAttribute(lower); known != 0 && r.seen&known != 0 {
-			r.refuse(ReasonDuplicateMember, clip(r.mixed), "differs from %s only in case", lower)
+			r.refuseMember(ReasonDuplicateMember, "", r.mixed, "differs from %s only in case", lower)
 		}
-		r.refuse(ReasonInvalidAttribute, clip(r.mixed), "is not an attribute name: they are lower-case")
+		r.refuseMember(ReasonInvalidAttribute, "", r.mixed, "is not an attribute name: they are lower-case")
 		return
 	}
 	for _, need := range [...]struct{ name, value string }{{"id", in.ID}, {"source", in.Source}, {"type", in.Type}} {
@@ -470,6 +474,7 @@ func (r *reading) finish() {
 			return
 		}
 	}
+	in.tenantAttribute = r.dataTenant == "" && in.TenantClaim != ""
 	if r.dataTenant != "" {
 		if in.TenantClaim != "" && in.TenantClaim != r.dataTenant {
 			r.refuse(ReasonInvalidAttribute, "tenantid", "names %q and data.tenant_id names %q", in.TenantClaim, r.dataTenant)
@@ -541,6 +546,7 @@ func (r *reading) finishData() {
 		}
 		return
 	}
+	in.single = single
 	if single {
 		in.Measures = append(in.Measures, r.single)
 	}
@@ -558,38 +564,40 @@ func (r *reading) finishData() {
 		case in.Reservation != "":
 			r.refuse(ReasonInvalidData, "data.reservation", "belongs to usage only: corrections never touch admission")
 		case in.Kind == KindCancel && r.seen&(dataMeasures|dataMetric) != 0:
-			r.refuse(ReasonInvalidData, "data.measures", "is not for a cancel event, which takes back the whole event")
+			r.refuse(ReasonInvalidData, in.MeasuresField(), "is not for a cancel event, which takes back the whole event")
 		}
 	}
 	if r.refusal != nil || in.Kind == KindCancel {
 		return
 	}
 	if len(in.Measures) == 0 && r.seen&dataMeasures == 0 {
-		r.refuse(ReasonInvalidData, "data.measures", "is missing")
+		r.refuse(ReasonInvalidData, in.MeasuresField(), "is missing")
 		return
 	}
 	text, start := string(in.quantities), 0
 	for i := range in.Measures {
 		in.Measures[i].Quantity = text[start:in.ends[i]]
 		start = in.ends[i]
+		in.places = append(in.places, uint8(i))
 	}
-	sortByName(in.Measures, func(m *InputMeasure) string { return m.Metric })
+	in.sortMeasures()
 	for i := 1; i < len(in.Measures); i++ {
 		if in.Measures[i].Metric == in.Measures[i-1].Metric {
-			r.refuse(ReasonInvalidData, "data.measures", "names the metric %q twice: add the quantities up, or send two events", in.Measures[i].Metric)
+			r.refuse(ReasonInvalidData, in.MeasureField(i, "metric"), "names the metric %q a second time: add the quantities up, or send two events", in.Measures[i].Metric)
 			return
 		}
 	}
 	if !r.positive {
-		r.refuse(ReasonNoPositiveMeasure, "data.measures", "holds no quantity above zero")
+		r.refuse(ReasonNoPositiveMeasure, in.MeasuresField(), "holds no quantity above zero")
 	}
 }
 
-// sortByName is an insertion sort: lists are short and usually sorted already.
-func sortByName[T any](list []T, name func(*T) string) {
-	for i := 1; i < len(list); i++ {
-		for j := i; j > 0 && name(&list[j]) < name(&list[j-1]); j-- {
-			list[j], list[j-1] = list[j-1], list[j]
+// sortMeasures sorts by metric. It is an insertion sort: lists are short and usually sorted already.
+func (in *Input) sortMeasures() {
+	for i := 1; i < len(in.Measures); i++ {
+		for j := i; j > 0 && in.Measures[j].Metric < in.Measures[j-1].Metric; j-- {
+			in.Measures[j], in.Measures[j-1] = in.Measures[j-1], in.Measures[j]
+			in.places[j], in.places[j-1] = in.places[j-1], in.places[j]
 		}
 	}
 }
