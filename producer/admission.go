@@ -12,8 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/kanjo-dev/kanjo/schemas"
 )
 
 // AdmissionConfig says how to reach the gateway.
@@ -219,7 +217,7 @@ func (a *Admission) body(k Ask, event *Event) (*askBody, error) {
 			e.Tenant = b.Tenant
 		}
 		var err error
-		if b.Event, err = e.structured(); err != nil {
+		if b.Event, err = e.Structured(); err != nil {
 			return nil, err
 		}
 	}
@@ -380,19 +378,4 @@ func (a *Admission) post(ctx context.Context, path string, body []byte) (*answer
 		return nil, 0, nil, fmt.Errorf("status %d with an answer that is no JSON: %w", resp.StatusCode, err)
 	}
 	return out, resp.StatusCode, resp.Header, nil
-}
-
-// structured returns the event as a CloudEvent in structured mode, after reading it with the rules that the enricher applies.
-func (e *Event) structured() (json.RawMessage, error) {
-	headers, value, err := e.encode(new(schemas.Input))
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]any{"data": json.RawMessage(value), "datacontenttype": "application/json"}
-	for _, h := range headers {
-		if name, ok := strings.CutPrefix(h.Key, "ce_"); ok {
-			out[name] = string(h.Value)
-		}
-	}
-	return json.Marshal(out)
 }

@@ -3,6 +3,7 @@ package producer
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -113,6 +114,22 @@ func (e *Event) encode(in *schemas.Input) (headers []schemas.Header, value []byt
 		return nil, nil, err
 	}
 	return headers, value, nil
+}
+
+// Structured returns the event as a CloudEvent in structured mode, after reading it with the rules that the enricher applies. The error is
+// an *InvalidEventError.
+func (e *Event) Structured() (json.RawMessage, error) {
+	headers, value, err := e.encode(new(schemas.Input))
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]any{"data": json.RawMessage(value), "datacontenttype": "application/json"}
+	for _, h := range headers {
+		if name, ok := strings.CutPrefix(h.Key, "ce_"); ok {
+			out[name] = string(h.Value)
+		}
+	}
+	return json.Marshal(out)
 }
 
 func (e *Event) notUTF8() string {

@@ -235,6 +235,24 @@ func (p *Producer) Enqueue(e Event, then func(error)) error {
 	return p.send(context.Background(), r, false, then)
 }
 
+// EnqueueStructured is Enqueue for an event that is written already, as JSON in one of the forms that usage.raw takes: what an outbox
+// keeps. Its bytes are sent as they are.
+func (p *Producer) EnqueueStructured(event []byte, then func(error)) error {
+	in := p.inputs.Get().(*schemas.Input)
+	defer p.inputs.Put(in)
+	if err := schemas.ParseStructured(event, in); err != nil {
+		if refusal, ok := errors.AsType[*schemas.Refusal](err); ok {
+			return &InvalidEventError{Source: in.Source, ID: in.ID, Refusal: refusal}
+		}
+		return err
+	}
+	key := schemas.KeyOf(in.Source, in.ID)
+	if then == nil {
+		then = func(error) {}
+	}
+	return p.send(context.Background(), &kgo.Record{Key: key[:], Value: event}, false, then)
+}
+
 func (p *Producer) record(e *Event) (*kgo.Record, error) {
 	in := p.inputs.Get().(*schemas.Input)
 	defer p.inputs.Put(in)
