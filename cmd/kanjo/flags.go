@@ -13,6 +13,7 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/clickhouse"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/redis"
+	"github.com/kanjo-dev/kanjo/internal/tlsclient"
 )
 
 // cli is the grammar. Every flag has an environment variable: KANJO_ and the flag's name in capitals.
@@ -81,7 +82,8 @@ type kafkaFlags struct {
 
 func (f kafkaFlags) config(client string) (kafka.Config, error) {
 	c := kafka.Config{
-		Brokers: f.Brokers, ClientID: "kanjo-" + client, TLS: f.KafkaTLS, CAFile: f.KafkaCAFile, CertFile: f.KafkaCertFile, KeyFile: f.KafkaKeyFile,
+		Brokers: f.Brokers, ClientID: "kanjo-" + client,
+		TLS:           tlsclient.Config{On: f.KafkaTLS, CAFile: f.KafkaCAFile, CertFile: f.KafkaCertFile, KeyFile: f.KafkaKeyFile},
 		SASLMechanism: f.KafkaSASL, SASLUser: f.KafkaUser,
 		SessionTimeout: f.KafkaSession, HeartbeatInterval: f.KafkaHeartbeat, TransactionTimeout: f.KafkaTransaction,
 	}
@@ -120,7 +122,7 @@ type redisFlags struct {
 func (f redisFlags) config() (redis.Config, error) {
 	c := redis.Config{
 		Addrs: f.RedisAddrs, Cluster: f.RedisCluster, SentinelMaster: f.RedisSentinel, User: f.RedisUser,
-		TLS: f.RedisTLS, CAFile: f.RedisCAFile, CertFile: f.RedisCertFile, KeyFile: f.RedisKeyFile,
+		TLS: tlsclient.Config{On: f.RedisTLS, CAFile: f.RedisCAFile, CertFile: f.RedisCertFile, KeyFile: f.RedisKeyFile},
 	}
 	var err error
 	if c.Password, err = secret(f.RedisPasswordFile); err != nil {
@@ -145,7 +147,7 @@ type clickhouseFlags struct {
 func (f clickhouseFlags) config() (clickhouse.Config, error) {
 	c := clickhouse.Config{
 		Addr: f.ClickhouseAddr, Protocol: clickhouse.Protocol(f.ClickhouseProtocol), Database: f.ClickhouseDatabase, User: f.ClickhouseUser,
-		TLS: f.ClickhouseTLS, CAFile: f.ClickhouseCAFile, CertFile: f.ClickhouseCertFile, KeyFile: f.ClickhouseKeyFile,
+		TLS: tlsclient.Config{On: f.ClickhouseTLS, CAFile: f.ClickhouseCAFile, CertFile: f.ClickhouseCertFile, KeyFile: f.ClickhouseKeyFile},
 	}
 	var err error
 	if c.Password, err = secret(f.ClickhousePasswordFile); err != nil {

@@ -4,15 +4,15 @@ package clickhouse
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+
+	"github.com/kanjo-dev/kanjo/internal/tlsclient"
 )
 
 // Protocol is a way to speak to a server.
@@ -32,11 +32,7 @@ type Config struct {
 	User     string   // empty is "default"
 	Password string
 
-	TLS        bool
-	CAFile     string // PEM; empty uses the system's
-	CertFile   string // PEM client certificate with KeyFile; empty sends none
-	KeyFile    string
-	ServerName string // empty uses the host of Addr
+	TLS tlsclient.Config
 
 	// DialTimeout bounds a connection attempt, ReadTimeout the wait for a server's next answer. Zero uses 5 s and 60 s.
 	DialTimeout time.Duration
@@ -77,12 +73,7 @@ func (c Config) Validate() error {
 	if c.Protocol != HTTP && c.Protocol != Native {
 		errs = append(errs, fmt.Errorf("clickhouse: protocol %q: want http or native", c.Protocol))
 	}
-	if (c.CertFile == "") != (c.KeyFile == "") {
-		errs = append(errs, errors.New("clickhouse: a client certificate needs both cert-file and key-file"))
-	}
-	if !c.TLS && (c.CAFile != "" || c.CertFile != "" || c.ServerName != "") {
-		errs = append(errs, errors.New("clickhouse: TLS files are given but TLS is off"))
-	}
+	errs = append(errs, c.TLS.Validate("clickhouse"))
 	if c.DialTimeout < 0 || c.ReadTimeout < 0 || c.MaxOpenConns < 0 {
 		errs = append(errs, errors.New("clickhouse: timeouts and connection counts must not be negative"))
 	}
@@ -91,31 +82,11 @@ func (c Config) Validate() error {
 
 // TLSConfig returns the client's TLS settings, nil when TLS is off.
 func (c Config) TLSConfig() (*tls.Config, error) {
-	if !c.TLS {
-		return nil, nil
-	}
-	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName}
-	if conf.ServerName == "" {
+	conf, err := c.TLS.Client("clickhouse")
+	if conf != nil && conf.ServerName == "" {
 		conf.ServerName, _, _ = net.SplitHostPort(c.Addr) // Validate has refused an address without a port.
 	}
-	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("clickhouse: read the CA file: %w", err)
-		}
-		conf.RootCAs = x509.NewCertPool()
-		if !conf.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("clickhouse: the CA file %s holds no PEM certificate", c.CAFile)
-		}
-	}
-	if c.CertFile != "" {
-		cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("clickhouse: read the client certificate: %w", err)
-		}
-		conf.Certificates = []tls.Certificate{cert}
-	}
-	return conf, nil
+	return conf, err
 }
 
 // Options returns the options of clickhouse-go for this connection.
@@ -159,4 +130,13 @@ func (c Config) Open(ctx context.Context) (driver.Conn, error) {
 		return nil, errors.Join(fmt.Errorf("reach ClickHouse at %s: %w", c.Addr, err), conn.Close())
 	}
 	return conn, nil
+}
+
+// Reach returns nil when the server answers, and otherwise why it does not.
+func (c Config) Reach(ctx context.Context) error {
+	conn, err := c.Open(ctx)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }

@@ -3,17 +3,20 @@
 package kafka
 
 import (
+	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
+	"net"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sasl"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
+
+	"github.com/kanjo-dev/kanjo/internal/tlsclient"
 )
 
 // Config says how to reach the brokers. It is the only such block: whatever talks to Kafka uses it.
@@ -21,11 +24,7 @@ type Config struct {
 	Brokers  []string // host:port
 	ClientID string
 
-	TLS        bool
-	CAFile     string // PEM; empty uses the system's
-	CertFile   string // PEM client certificate with KeyFile; empty sends none
-	KeyFile    string
-	ServerName string // empty uses the broker's host
+	TLS tlsclient.Config
 
 	SASLMechanism string // "", PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512
 	SASLUser      string
@@ -57,12 +56,7 @@ func (c Config) Validate() error {
 	if len(c.Brokers) == 0 {
 		errs = append(errs, errors.New("kafka: no broker given (brokers: host:port, comma separated)"))
 	}
-	if (c.CertFile == "") != (c.KeyFile == "") {
-		errs = append(errs, errors.New("kafka: a client certificate needs both cert-file and key-file"))
-	}
-	if !c.TLS && (c.CAFile != "" || c.CertFile != "" || c.ServerName != "") {
-		errs = append(errs, errors.New("kafka: TLS files are given but TLS is off"))
-	}
+	errs = append(errs, c.TLS.Validate("kafka"))
 	switch c.SASLMechanism {
 	case "":
 		if c.SASLUser != "" || c.SASLPassword != "" {
@@ -115,30 +109,7 @@ func (c Config) Options() ([]kgo.Opt, error) {
 }
 
 // TLSConfig returns the client's TLS settings, nil when TLS is off.
-func (c Config) TLSConfig() (*tls.Config, error) {
-	if !c.TLS {
-		return nil, nil
-	}
-	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName}
-	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("kafka: read the CA file: %w", err)
-		}
-		conf.RootCAs = x509.NewCertPool()
-		if !conf.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("kafka: the CA file %s holds no PEM certificate", c.CAFile)
-		}
-	}
-	if c.CertFile != "" {
-		cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("kafka: read the client certificate: %w", err)
-		}
-		conf.Certificates = []tls.Certificate{cert}
-	}
-	return conf, nil
-}
+func (c Config) TLSConfig() (*tls.Config, error) { return c.TLS.Client("kafka") }
 
 // Mechanism returns the SASL mechanism, nil for none.
 func (c Config) Mechanism() sasl.Mechanism {
@@ -164,4 +135,48 @@ func (c Config) NewClient(own ...kgo.Opt) (*kgo.Client, error) {
 		return nil, fmt.Errorf("kafka: %w", err)
 	}
 	return cl, nil
+}
+
+// reachTimeout bounds Reach: a broker that does not answer in this time is ill.
+const reachTimeout = 2 * time.Second
+
+// Reach returns nil when a broker answers within two seconds, and otherwise why none does.
+func (c Config) Reach(ctx context.Context) error {
+	// The client tries again until the context ends and then says only that it ended. What failed is known here.
+	var dial dialError
+	cl, err := c.NewClient(kgo.WithHooks(&dial))
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	if err := cl.Ping(ctx); err != nil {
+		if last := dial.last(); last != nil {
+			return last
+		}
+		return fmt.Errorf("kafka: no answer within %s: %w", reachTimeout, err)
+	}
+	return nil
+}
+
+// dialError is a client's hook that keeps the last failed connection attempt.
+type dialError struct {
+	mu  sync.Mutex
+	err error
+}
+
+// OnBrokerConnect implements [kgo.HookBrokerConnect].
+func (d *dialError) OnBrokerConnect(_ kgo.BrokerMetadata, _ time.Duration, _ net.Conn, err error) {
+	if err != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.err = err
+	}
+}
+
+func (d *dialError) last() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err
 }

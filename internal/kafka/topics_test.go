@@ -7,6 +7,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kfake"
 
+	"github.com/kanjo-dev/kanjo/internal/tlsclient"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
@@ -43,7 +44,7 @@ func TestTopicsAreMadeOnceAndNeverResized(t *testing.T) {
 }
 
 func TestConfigReportsEveryProblemAtOnce(t *testing.T) {
-	err := Config{CertFile: "x", SASLMechanism: "GSSAPI", SessionTimeout: time.Second, TransactionTimeout: time.Second}.Validate()
+	err := Config{TLS: tlsclient.Config{CertFile: "x"}, SASLMechanism: "GSSAPI", SessionTimeout: time.Second, TransactionTimeout: time.Second}.Validate()
 	for _, want := range []string{"no broker", "cert-file and key-file", "TLS is off", "GSSAPI", "below the session timeout"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q: %v", want, err)

@@ -6,16 +6,15 @@ package redis
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kanjo-dev/kanjo/internal/tlsclient"
 )
 
 // Config says how to reach Redis. The zero value of each field but Addrs has a use.
@@ -33,11 +32,7 @@ type Config struct {
 	Password string
 	DB       int // not with Cluster
 
-	TLS        bool
-	CAFile     string // PEM; empty uses the system's
-	CertFile   string // PEM client certificate with KeyFile; empty sends none
-	KeyFile    string
-	ServerName string // empty uses the server's host
+	TLS tlsclient.Config
 
 	// DialTimeout bounds a connection attempt, Timeout one exchange with the server and the wait for a free
 	// connection. Zero uses 1 s and 5 s; admission sets both near 50 ms.
@@ -73,12 +68,7 @@ func (c Config) Validate() error {
 	if c.User != "" && c.Password == "" {
 		errs = append(errs, errors.New("redis: a user is given without a password"))
 	}
-	if (c.CertFile == "") != (c.KeyFile == "") {
-		errs = append(errs, errors.New("redis: a client certificate needs both cert-file and key-file"))
-	}
-	if !c.TLS && (c.CAFile != "" || c.CertFile != "" || c.ServerName != "") {
-		errs = append(errs, errors.New("redis: TLS files are given but TLS is off"))
-	}
+	errs = append(errs, c.TLS.Validate("redis"))
 	if c.DialTimeout < 0 || c.Timeout < 0 || c.PoolSize < 0 {
 		errs = append(errs, errors.New("redis: timeouts and pool-size must not be negative"))
 	}
@@ -97,7 +87,11 @@ func (c Config) Options() (*redis.UniversalOptions, error) {
 		return def
 	}
 	timeout := pick(c.Timeout, 5*time.Second)
-	o := &redis.UniversalOptions{
+	conf, err := c.TLS.Client("redis")
+	if err != nil {
+		return nil, err
+	}
+	return &redis.UniversalOptions{
 		Addrs: c.Addrs, IsClusterMode: c.Cluster, MasterName: c.SentinelMaster,
 		SentinelUsername: c.SentinelUser, SentinelPassword: c.SentinelPassword,
 		Username: c.User, Password: c.Password, DB: c.DB,
@@ -109,29 +103,8 @@ func (c Config) Options() (*redis.UniversalOptions, error) {
 		ContextTimeoutEnabled: true, // else a deadline of 50 ms waits for the read timeout
 		PoolSize:              c.PoolSize,
 		DisableIdentity:       true,
-	}
-	if c.TLS {
-		conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName}
-		if c.CAFile != "" {
-			pem, err := os.ReadFile(c.CAFile)
-			if err != nil {
-				return nil, fmt.Errorf("redis: read the CA file: %w", err)
-			}
-			conf.RootCAs = x509.NewCertPool()
-			if !conf.RootCAs.AppendCertsFromPEM(pem) {
-				return nil, fmt.Errorf("redis: the CA file %s holds no PEM certificate", c.CAFile)
-			}
-		}
-		if c.CertFile != "" {
-			cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-			if err != nil {
-				return nil, fmt.Errorf("redis: read the client certificate: %w", err)
-			}
-			conf.Certificates = []tls.Certificate{cert}
-		}
-		o.TLSConfig = conf
-	}
-	return o, nil
+		TLSConfig:             conf,
+	}, nil
 }
 
 // Hurried returns c with the timeouts of admission: an answer must come within 150 ms, whatever has become of Redis.
@@ -148,6 +121,16 @@ func (c Config) NewClient() (redis.UniversalClient, error) {
 	}
 	silence()
 	return redis.NewUniversalClient(o), nil
+}
+
+// Reach returns nil when the server answers, and otherwise why it does not.
+func (c Config) Reach(ctx context.Context) error {
+	rdb, err := c.NewClient()
+	if err != nil {
+		return err
+	}
+	defer rdb.Close()
+	return rdb.Ping(ctx).Err()
 }
 
 // silence turns off go-redis's own log, which is one for the whole process and prints a line for each refused connection. The

@@ -3,11 +3,13 @@ package redis
 import (
 	"strings"
 	"testing"
+
+	"github.com/kanjo-dev/kanjo/internal/tlsclient"
 )
 
 func TestValidateReportsEveryProblemAtOnce(t *testing.T) {
 	err := Config{
-		Addrs: []string{"nowhere", "b:1"}, DB: 3, User: "u", CertFile: "c", SentinelPassword: "p", PoolSize: -1,
+		Addrs: []string{"nowhere", "b:1"}, DB: 3, User: "u", TLS: tlsclient.Config{CertFile: "c"}, SentinelPassword: "p", PoolSize: -1,
 	}.Validate()
 	if err == nil {
 		t.Fatal("accepted")
