@@ -2,6 +2,7 @@ package schemas
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -55,7 +56,7 @@ type Measure struct {
 // Dimension is one property of an event that prices, limits or reports may distinguish: model, region, user, workflow.
 type Dimension struct{ Name, Value string }
 
-// Origin is the place of the raw record that an event came from.
+// Origin is the place of the raw record that an event came from. As text, and in JSON, it is topic/partition/offset.
 type Origin struct {
 	Topic     string
 	Partition int32
@@ -64,6 +65,27 @@ type Origin struct {
 
 // String returns topic/partition/offset.
 func (o Origin) String() string { return fmt.Sprintf("%s/%d/%d", o.Topic, o.Partition, o.Offset) }
+
+// ParseOrigin reads what String writes, with a topic, a partition and an offset that Kafka can have.
+func ParseOrigin(s string) (Origin, error) {
+	rest, offset, ok1 := cutLast([]byte(s), '/')
+	topic, partition, ok2 := cutLast(rest, '/')
+	p, err1 := strconv.ParseInt(string(partition), 10, 32)
+	o, err2 := strconv.ParseInt(string(offset), 10, 64)
+	if !ok1 || !ok2 || len(topic) == 0 || err1 != nil || err2 != nil || p < 0 || o < 0 {
+		return Origin{}, fmt.Errorf("origin %q: want topic/partition/offset, like %s/3/1234", clip(s), TopicRaw)
+	}
+	return Origin{Topic: string(topic), Partition: int32(p), Offset: o}, nil
+}
+
+// MarshalText implements [encoding.TextMarshaler].
+func (o Origin) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (o *Origin) UnmarshalText(text []byte) (err error) {
+	*o, err = ParseOrigin(string(text))
+	return err
+}
 
 // ListCost is the cost of an event by the dated list-price catalogue, rounded up to micro-units of Currency.
 // It feeds money limits only, never an invoice.

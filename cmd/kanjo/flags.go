@@ -32,11 +32,12 @@ type cli struct {
 	Counters countersCmd `cmd:"" group:"stages" help:"usage.unique to the fast counters in Redis."`
 	Ledger   ledgerCmd   `cmd:"" group:"stages" help:"usage.unique and its side topics to the ledger in ClickHouse."`
 
-	Migrate  migrateCmd  `cmd:"" group:"operate" help:"Create the topics and bring the ledger's schema up to date."`
-	Apply    applyCmd    `cmd:"" group:"operate" help:"Check and publish control documents."`
-	Doctor   doctorCmd   `cmd:"" group:"operate" help:"Check every dependency and say what to do."`
-	Rejected rejectedCmd `cmd:"" group:"operate" help:"List, show and replay rejected records."`
-	Audit    auditCmd    `cmd:"" group:"operate" help:"Prove that the ledger holds what the log says."`
+	Migrate   migrateCmd   `cmd:"" group:"operate" help:"Create the topics and bring the ledger's schema up to date."`
+	Apply     applyCmd     `cmd:"" group:"operate" help:"Check and publish control documents."`
+	Doctor    doctorCmd    `cmd:"" group:"operate" help:"Check every dependency and say what to do."`
+	Rejected  rejectedCmd  `cmd:"" group:"operate" help:"List, show and replay rejected records."`
+	Conflicts conflictsCmd `cmd:"" group:"operate" help:"List and show events that contradict the event that stands under their identity."`
+	Audit     auditCmd     `cmd:"" group:"operate" help:"Prove that the ledger holds what the log says."`
 
 	Usage    usageCmd    `cmd:"" group:"bill" help:"Show usage: counted now, recorded, billed."`
 	Preview  previewCmd  `cmd:"" group:"bill" help:"Print the drafts of a month as of now; write nothing."`

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 
 	"github.com/kanjo-dev/kanjo/internal/replay"
 	"github.com/kanjo-dev/kanjo/schemas"
@@ -14,7 +13,7 @@ import (
 )
 
 type rejectedCmd struct {
-	List rejectedListCmd `cmd:"" help:"List rejected records, newest first."`
+	List rejectedListCmd `cmd:"" help:"List rejected records that are still open, newest first."`
 	Show rejectedShowCmd `cmd:"" help:"Show one with its original bytes."`
 
 	Replay rejectedReplayCmd `cmd:"" help:"Send records again through their door, after what was wrong has been mended."`
@@ -24,6 +23,7 @@ type rejectedListCmd struct {
 	ledgerFlags
 	Reason string `help:"Only this reason."`
 	Source string `help:"Only records that claim this source."`
+	All    bool   `help:"Also those that were replayed or whose identity stands, with what became of each."`
 	Limit  int    `help:"At most this many." default:"100"`
 	JSON   bool   `name:"json" help:"Print them as JSON."`
 }
@@ -34,19 +34,50 @@ func (c *rejectedListCmd) Run(ctx context.Context, e *env) error {
 		return err
 	}
 	defer conn.Close()
-	list, err := ledger.ListRejected(ctx, conn, ledger.RejectedQuery{Reason: schemas.Reason(c.Reason), Source: c.Source, Limit: c.Limit})
+	list, err := ledger.ListRejected(ctx, conn, ledger.RejectedQuery{Reason: schemas.Reason(c.Reason), Source: c.Source, Open: !c.All, Limit: c.Limit})
 	if err != nil {
 		return err
 	}
 	if c.JSON {
 		return printJSON(e.out, list)
 	}
-	return table(e.out, "ORIGIN\tINGESTED\tREASON\tSOURCE\tID\tDETAIL", func(row func(string, ...any)) {
+	err = table(e.out, "ORIGIN\tINGESTED\tREASON\tSOURCE\tID\tOUTCOME\tDETAIL", func(row func(string, ...any)) {
 		for _, r := range list {
 			// What a record claims is hostile until proved otherwise: control characters must not reach the terminal.
-			row("%s\t%s\t%s\t%s\t%s\t%s", r.Origin, r.IngestedAt.Format("2006-01-02 15:04:05"), r.Reason, printable(r.Source), printable(r.ID), printable(r.Detail))
+			row("%s\t%s\t%s\t%s\t%s\t%s\t%s", r.Origin, r.IngestedAt.Format("2006-01-02 15:04:05"), r.Reason, printable(r.Source), printable(r.ID),
+				outcome(&r), printable(r.Detail))
 		}
 	})
+	if len(list) == 0 && !c.All {
+		fmt.Fprintln(e.out, "nothing is open (--all lists also what is settled)")
+	}
+	return err
+}
+
+// outcome says what became of a rejected record.
+func outcome(r *ledger.Rejected) string {
+	var words string
+	switch r.Outcome {
+	case ledger.Open:
+		words = "open"
+	case ledger.UnderWay:
+		words = "under way"
+		if r.Replay.Sent == nil {
+			words = "perhaps not sent"
+		}
+	case ledger.Accepted:
+		words = "accepted"
+	case ledger.Stands:
+		words = fmt.Sprintf("counts already, from %s", r.Where)
+	case ledger.Conflict:
+		words = "in conflict, see kanjo conflicts show " + r.Where.String()
+	case ledger.RejectedAgain:
+		words = "rejected again, see " + r.Where.String()
+	}
+	if r.Replay == nil {
+		return words
+	}
+	return "replayed " + r.Replay.At.UTC().Format("2006-01-02 15:04:05") + ": " + words
 }
 
 // printable quotes what a terminal might obey, and cuts what would not fit a line.
@@ -69,7 +100,7 @@ type rejectedShowCmd struct {
 }
 
 func (c *rejectedShowCmd) Run(ctx context.Context, e *env) error {
-	origin, err := parseOrigin(c.Origin)
+	origin, err := schemas.ParseOrigin(c.Origin)
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
@@ -88,25 +119,17 @@ func (c *rejectedShowCmd) Run(ctx context.Context, e *env) error {
 		_, err = e.out.Write(r.Value)
 		return err
 	}
-	fmt.Fprintf(e.out, "origin    %s\ningested  %s\nreason    %s\ndetail    %s\nsource    %s\nid        %s\nkey       %q\n",
-		r.Origin, r.IngestedAt.Format("2006-01-02T15:04:05.000Z07:00"), r.Reason, printable(r.Detail), printable(r.Source), printable(r.ID), r.Key)
+	fmt.Fprintf(e.out, "origin    %s\ningested  %s\nreason    %s\ndetail    %s\nsource    %s\nid        %s\noutcome   %s\n",
+		r.Origin, r.IngestedAt.Format("2006-01-02T15:04:05.000Z07:00"), r.Reason, printable(r.Detail), printable(r.Source), printable(r.ID), outcome(r))
+	if r.Replay != nil && r.Replay.Grant != "" {
+		fmt.Fprintf(e.out, "grant     %s\n", printable(r.Replay.Grant))
+	}
+	fmt.Fprintf(e.out, "key       %q\n", r.Key)
 	for _, h := range r.Headers {
 		fmt.Fprintf(e.out, "header    %q: %q\n", h.Key, h.Value)
 	}
 	_, err = fmt.Fprintf(e.out, "value     %d bytes:\n%q\n", len(r.Value), r.Value)
 	return err
-}
-
-func parseOrigin(s string) (schemas.Origin, error) {
-	parts := strings.Split(s, "/")
-	if len(parts) == 3 {
-		p, err1 := strconv.ParseInt(parts[1], 10, 32)
-		o, err2 := strconv.ParseInt(parts[2], 10, 64)
-		if errors.Join(err1, err2) == nil && p >= 0 && o >= 0 {
-			return schemas.Origin{Topic: parts[0], Partition: int32(p), Offset: o}, nil
-		}
-	}
-	return schemas.Origin{}, fmt.Errorf("origin %q: want topic/partition/offset, like usage.raw/3/1234", s)
 }
 
 type rejectedReplayCmd struct {
@@ -134,7 +157,7 @@ func (c *rejectedReplayCmd) Run(ctx context.Context, e *env) error {
 	defer conn.Close()
 	var errs []error
 	for _, s := range c.Origins {
-		origin, err := parseOrigin(s)
+		origin, err := schemas.ParseOrigin(s)
 		if err == nil {
 			var to schemas.Origin
 			if to, err = replay.Send(ctx, k, conn, origin, opts); err == nil {

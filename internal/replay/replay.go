@@ -2,13 +2,14 @@
 //
 // The identity is kept, so replaying twice counts once. A grant lets the time of an old or early event stand although its
 // source is not trusted with it. Such an event may be older than what the deduper remembers, so the ledger is asked first
-// whether the identity stands already.
+// whether the identity stands already. Each replay is written down in the ledger, so that what became of it can be shown.
 package replay
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -79,12 +80,18 @@ func Send(ctx context.Context, cfg kafka.Config, conn driver.Conn, origin schema
 	if err != nil {
 		return none, err
 	}
+	var key *schemas.EventKey // of the event, when there is one to read
+	var in schemas.Input
+	unread := schemas.ParseKafka(rec.Headers, rec.Value, &in)
+	if unread == nil {
+		k := schemas.KeyOf(in.Source, in.ID)
+		key = &k
+	}
 	if opts.Grant != "" {
-		var in schemas.Input
-		if err := schemas.ParseKafka(rec.Headers, rec.Value, &in); err != nil {
-			return none, fmt.Errorf("record %s would be rejected again: %w", origin, err)
+		if unread != nil {
+			return none, fmt.Errorf("record %s would be rejected again: %w", origin, unread)
 		}
-		stands, err := ledger.HasEvent(ctx, conn, schemas.KeyOf(in.Source, in.ID))
+		stands, err := ledger.HasEvent(ctx, conn, *key)
 		if err != nil {
 			return none, err
 		}
@@ -103,8 +110,18 @@ func Send(ctx context.Context, cfg kafka.Config, conn driver.Conn, origin schema
 	}
 	// The partition of a raw record carries no meaning; the origin's keeps replays of one producer together.
 	rec.Partition = origin.Partition % partitions
+	// Written down before and after: who is stopped in between leaves an attempt without a place, never a replay that nobody knows of.
+	attempt := ledger.Replay{At: time.Now(), Mended: opts.Value != nil, Grant: opts.Grant}
+	if err := ledger.SaveReplay(ctx, conn, origin, attempt, key); err != nil {
+		return none, err
+	}
 	if err := cl.ProduceSync(ctx, rec).FirstErr(); err != nil {
 		return none, fmt.Errorf("produce the replay of %s to %s: %w", origin, rec.Topic, err)
 	}
-	return schemas.Origin{Topic: rec.Topic, Partition: rec.Partition, Offset: rec.Offset}, nil
+	sent := schemas.Origin{Topic: rec.Topic, Partition: rec.Partition, Offset: rec.Offset}
+	attempt.Sent = &sent
+	if err := ledger.SaveReplay(ctx, conn, origin, attempt, key); err != nil {
+		return sent, fmt.Errorf("%s was sent as %s, and the ledger does not know where: %w", origin, sent, err)
+	}
+	return sent, nil
 }

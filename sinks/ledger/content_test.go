@@ -201,7 +201,7 @@ func (w *world) otherTopics(t *testing.T) {
 	if _, err := ShowRejected(t.Context(), w.conn, schemas.Origin{Topic: "usage.raw", Offset: 99}); !errors.Is(err, ErrNotFound) {
 		t.Errorf("an origin that was not rejected: %v", err)
 	}
-	conflicts, err := ListConflicts(t.Context(), w.conn, "", 10)
+	conflicts, err := ListConflicts(t.Context(), w.conn, ConflictQuery{Limit: 10})
 	if err != nil || len(conflicts) != 1 || conflicts[0].Tenant != contradiction.Tenant {
 		t.Errorf("conflicts: %+v, %v", conflicts, err)
 	}

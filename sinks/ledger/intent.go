@@ -3,9 +3,7 @@ package ledger
 import (
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -82,28 +80,6 @@ func (i intent) stamp(partition int32) stamp {
 // ClickHouse remembers from the rows that were lost.
 func (i intent) token(partition int32, first int64, part int) string {
 	return fmt.Sprintf("v%d/%s/%d/%d/%d/%d/%d", i.Encoder, i.Topic, partition, first, i.Last, i.RecordedAt, part)
-}
-
-// originOf reads topic/partition/offset.
-func originOf(text string) (schemas.Origin, error) {
-	bad := errors.New("want topic/partition/offset")
-	last := strings.LastIndexByte(text, '/')
-	if last < 0 {
-		return schemas.Origin{}, bad
-	}
-	middle := strings.LastIndexByte(text[:last], '/')
-	if middle < 0 {
-		return schemas.Origin{}, bad
-	}
-	partition, err := strconv.ParseInt(text[middle+1:last], 10, 32)
-	if err != nil {
-		return schemas.Origin{}, bad
-	}
-	offset, err := strconv.ParseInt(text[last+1:], 10, 64)
-	if err != nil {
-		return schemas.Origin{}, bad
-	}
-	return schemas.Origin{Topic: text[:middle], Partition: int32(partition), Offset: offset}, nil
 }
 
 func parseKey(text string) (schemas.EventKey, error) {

@@ -193,7 +193,7 @@ func compare(known, done []migration, complete bool) error {
 // tables lists what the stages and commands cannot do without.
 var tables = []string{
 	"log_epochs", "usage_events", "rejected_records", "conflict_events", "manifests", "control_documents", "documents", "audit_ranges",
-	"superseded_audited",
+	"superseded_audited", "replays",
 }
 
 // missingTables notices a table that was dropped behind kanjo_schema's back.

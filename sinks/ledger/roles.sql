@@ -17,11 +17,12 @@ GRANT INSERT, SELECT ON documents TO kanjo_sink;
 GRANT INSERT, SELECT ON log_epochs TO kanjo_sink;
 GRANT SELECT ON kanjo_schema TO kanjo_sink;
 
--- The audit, the rater and the commands read everything and record what was proved.
+-- The audit, the rater and the commands read everything and record what was proved, and what was sent again.
 CREATE ROLE IF NOT EXISTS kanjo_rater;
 GRANT SELECT ON * TO kanjo_rater;
 GRANT INSERT ON audit_ranges TO kanjo_rater;
 GRANT INSERT ON superseded_audited TO kanjo_rater;
+GRANT INSERT ON replays TO kanjo_rater;
 
 -- The views read the tables as kanjo_views, a user nobody can log in as, so that an analyst needs no right on a table.
 CREATE USER IF NOT EXISTS kanjo_views HOST NONE;

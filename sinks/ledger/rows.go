@@ -99,56 +99,96 @@ func (p *place) columns() proto.Input {
 	}
 }
 
+// eventColumns are the columns that every table of events has.
+type eventColumns struct {
+	tenant, source, typ, originTopic lowCard
+	id, target, subject              proto.ColStr
+	key, digest                      proto.ColFixedStr16
+	kind                             kindColumn
+	occurredAt, ingestedAt           *proto.ColDateTime64
+	dimensions                       stringMap
+	rules, originOffset              proto.ColInt64
+	originPartition                  proto.ColInt32
+	place                            place
+}
+
+func newEventColumns() eventColumns {
+	return eventColumns{occurredAt: newNanos(), ingestedAt: newMillis(), place: place{recordedAt: newMillis()}}
+}
+
+// with returns these columns and the table's own.
+func (c *eventColumns) with(own ...proto.InputColumn) proto.Input {
+	input := append(proto.Input{
+		{Name: "tenant", Data: &c.tenant},
+		{Name: "source", Data: &c.source},
+		{Name: "id", Data: &c.id},
+		{Name: "event_key", Data: &c.key},
+		{Name: "kind", Data: &c.kind},
+		{Name: "target", Data: &c.target},
+		{Name: "type", Data: &c.typ},
+		{Name: "subject", Data: &c.subject},
+		{Name: "occurred_at", Data: c.occurredAt},
+		{Name: "ingested_at", Data: c.ingestedAt},
+		{Name: "dimensions", Data: &c.dimensions},
+		{Name: "digest", Data: &c.digest},
+		{Name: "rules_offset", Data: &c.rules},
+		{Name: "origin_topic", Data: &c.originTopic},
+		{Name: "origin_partition", Data: &c.originPartition},
+		{Name: "origin_offset", Data: &c.originOffset},
+	}, own...)
+	return append(input, c.place.columns()...)
+}
+
+// add appends one row of an event that stands at offset.
+func (c *eventColumns) add(e *schemas.UsageEvent, offset int64) {
+	c.tenant.Append(e.Tenant)
+	c.source.Append(e.Source)
+	c.id.Append(e.ID)
+	c.key = append(c.key, e.Key)
+	c.kind.ColEnum8 = append(c.kind.ColEnum8, proto.Enum8(e.Kind))
+	c.target.Append(e.Target)
+	c.typ.Append(e.Type)
+	c.subject.Append(e.Subject)
+	c.occurredAt.Data = append(c.occurredAt.Data, proto.DateTime64(e.OccurredAt.UnixNano()))
+	appendMillis(c.ingestedAt, e.IngestedAt)
+	c.dimensions.Append(e.Dimensions)
+	c.digest = append(c.digest, e.Digest)
+	c.rules = append(c.rules, e.RulesOffset)
+	c.originTopic.Append(e.Origin.Topic)
+	c.originPartition = append(c.originPartition, e.Origin.Partition)
+	c.originOffset = append(c.originOffset, e.Origin.Offset)
+	c.place.offset = append(c.place.offset, offset)
+}
+
 // usageWriter fans an event out to one row per measure.
 type usageWriter struct {
+	eventColumns
 	decoder schemas.Decoder
 	event   schemas.UsageEvent
 	input   proto.Input
 	seen    map[int]struct{}
 
-	tenant, metric, source, typ, currency, originTopic lowCard
-	id, target, subject, reservation                   proto.ColStr
-	key, digest                                        proto.ColFixedStr16
-	kind                                               kindColumn
-	occurredAt, ingestedAt                             *proto.ColDateTime64
-	fromIngest                                         proto.ColBool
-	measure, scale                                     proto.ColUInt8
-	units, cost, rules, originOffset                   proto.ColInt64
-	quantity                                           decimalColumn
-	dimensions                                         stringMap
-	originPartition                                    proto.ColInt32
-	place                                              place
+	metric, currency lowCard
+	reservation      proto.ColStr
+	fromIngest       proto.ColBool
+	measure, scale   proto.ColUInt8
+	units, cost      proto.ColInt64
+	quantity         decimalColumn
 }
 
 func newUsageWriter() *usageWriter {
-	w := &usageWriter{seen: make(map[int]struct{}), occurredAt: newNanos(), ingestedAt: newMillis(), place: place{recordedAt: newMillis()}}
-	w.input = append(proto.Input{
-		{Name: "tenant", Data: &w.tenant},
-		{Name: "metric", Data: &w.metric},
-		{Name: "source", Data: &w.source},
-		{Name: "id", Data: &w.id},
-		{Name: "event_key", Data: &w.key},
-		{Name: "kind", Data: &w.kind},
-		{Name: "target", Data: &w.target},
-		{Name: "type", Data: &w.typ},
-		{Name: "subject", Data: &w.subject},
-		{Name: "occurred_at", Data: w.occurredAt},
-		{Name: "occurred_from_ingest", Data: &w.fromIngest},
-		{Name: "ingested_at", Data: w.ingestedAt},
-		{Name: "measure", Data: &w.measure},
-		{Name: "units", Data: &w.units},
-		{Name: "scale", Data: &w.scale},
-		{Name: "quantity", Data: &w.quantity},
-		{Name: "dimensions", Data: &w.dimensions},
-		{Name: "reservation", Data: &w.reservation},
-		{Name: "list_cost_micros", Data: &w.cost},
-		{Name: "list_cost_currency", Data: &w.currency},
-		{Name: "digest", Data: &w.digest},
-		{Name: "rules_offset", Data: &w.rules},
-		{Name: "origin_topic", Data: &w.originTopic},
-		{Name: "origin_partition", Data: &w.originPartition},
-		{Name: "origin_offset", Data: &w.originOffset},
-	}, w.place.columns()...)
+	w := &usageWriter{eventColumns: newEventColumns(), seen: make(map[int]struct{})}
+	w.input = w.with(
+		proto.InputColumn{Name: "metric", Data: &w.metric},
+		proto.InputColumn{Name: "occurred_from_ingest", Data: &w.fromIngest},
+		proto.InputColumn{Name: "measure", Data: &w.measure},
+		proto.InputColumn{Name: "units", Data: &w.units},
+		proto.InputColumn{Name: "scale", Data: &w.scale},
+		proto.InputColumn{Name: "quantity", Data: &w.quantity},
+		proto.InputColumn{Name: "reservation", Data: &w.reservation},
+		proto.InputColumn{Name: "list_cost_micros", Data: &w.cost},
+		proto.InputColumn{Name: "list_cost_currency", Data: &w.currency},
+	)
 	return w
 }
 
@@ -195,23 +235,13 @@ func (w *usageWriter) add(r *kgo.Record) error {
 
 func (w *usageWriter) row(offset int64, index int, m schemas.Measure) {
 	e := &w.event
-	w.tenant.Append(e.Tenant)
+	w.eventColumns.add(e, offset)
 	w.metric.Append(m.Metric)
-	w.source.Append(e.Source)
-	w.id.Append(e.ID)
-	w.key = append(w.key, e.Key)
-	w.kind.ColEnum8 = append(w.kind.ColEnum8, proto.Enum8(e.Kind))
-	w.target.Append(e.Target)
-	w.typ.Append(e.Type)
-	w.subject.Append(e.Subject)
-	w.occurredAt.Data = append(w.occurredAt.Data, proto.DateTime64(e.OccurredAt.UnixNano()))
 	w.fromIngest = append(w.fromIngest, e.OccurredFromIngest)
-	appendMillis(w.ingestedAt, e.IngestedAt)
 	w.measure = append(w.measure, uint8(index))
 	w.units = append(w.units, m.Units)
 	w.scale = append(w.scale, m.Scale)
 	w.quantity.ColDecimal128 = append(w.quantity.ColDecimal128, quantityOf(m.Units, m.Scale))
-	w.dimensions.Append(e.Dimensions)
 	w.reservation.Append(e.Reservation)
 	if c := e.ListCost; c != nil {
 		w.cost = append(w.cost, c.Micros)
@@ -220,12 +250,6 @@ func (w *usageWriter) row(offset int64, index int, m schemas.Measure) {
 		w.cost = append(w.cost, 0)
 		w.currency.Append("")
 	}
-	w.digest = append(w.digest, e.Digest)
-	w.rules = append(w.rules, e.RulesOffset)
-	w.originTopic.Append(e.Origin.Topic)
-	w.originPartition = append(w.originPartition, e.Origin.Partition)
-	w.originOffset = append(w.originOffset, e.Origin.Offset)
-	w.place.offset = append(w.place.offset, offset)
 }
 
 func (w *usageWriter) block(s stamp) proto.Input {
@@ -347,7 +371,7 @@ func parseOrigin(r *kgo.Record) (schemas.Origin, error) {
 	if !ok {
 		return schemas.Origin{}, fmt.Errorf("%w: header %s is missing", errRecord, schemas.HeaderRejectOrigin)
 	}
-	o, err := originOf(text)
+	o, err := schemas.ParseOrigin(text)
 	if err != nil {
 		return o, fmt.Errorf("%w: header %s: %w", errRecord, schemas.HeaderRejectOrigin, err)
 	}
@@ -383,49 +407,25 @@ func (w *rejectedWriter) block(s stamp) proto.Input {
 
 // conflictWriter keeps one row per event that contradicts the one that stands.
 type conflictWriter struct {
+	eventColumns
 	decoder schemas.Decoder
 	event   schemas.UsageEvent
 	input   proto.Input
 	seen    map[int]struct{}
 
-	tenant, source, typ, originTopic lowCard
-	id, target, subject              proto.ColStr
-	key, digest                      proto.ColFixedStr16
-	kind                             kindColumn
-	occurredAt, ingestedAt           *proto.ColDateTime64
-	metrics                          list[*lowCard]
-	units                            list[*proto.ColInt64]
-	scales                           list[*proto.ColUInt8]
-	dimensions                       stringMap
-	rules, originOffset              proto.ColInt64
-	originPartition                  proto.ColInt32
-	place                            place
+	metrics list[*lowCard]
+	units   list[*proto.ColInt64]
+	scales  list[*proto.ColUInt8]
 }
 
 func newConflictWriter() *conflictWriter {
-	w := &conflictWriter{seen: make(map[int]struct{}), occurredAt: newNanos(), ingestedAt: newMillis(), place: place{recordedAt: newMillis()}}
+	w := &conflictWriter{eventColumns: newEventColumns(), seen: make(map[int]struct{})}
 	w.metrics.of, w.units.of, w.scales.of = new(lowCard), new(proto.ColInt64), new(proto.ColUInt8)
-	w.input = append(proto.Input{
-		{Name: "tenant", Data: &w.tenant},
-		{Name: "source", Data: &w.source},
-		{Name: "id", Data: &w.id},
-		{Name: "event_key", Data: &w.key},
-		{Name: "kind", Data: &w.kind},
-		{Name: "target", Data: &w.target},
-		{Name: "type", Data: &w.typ},
-		{Name: "subject", Data: &w.subject},
-		{Name: "occurred_at", Data: w.occurredAt},
-		{Name: "ingested_at", Data: w.ingestedAt},
-		{Name: "metrics", Data: &w.metrics},
-		{Name: "units", Data: &w.units},
-		{Name: "scales", Data: &w.scales},
-		{Name: "dimensions", Data: &w.dimensions},
-		{Name: "digest", Data: &w.digest},
-		{Name: "rules_offset", Data: &w.rules},
-		{Name: "origin_topic", Data: &w.originTopic},
-		{Name: "origin_partition", Data: &w.originPartition},
-		{Name: "origin_offset", Data: &w.originOffset},
-	}, w.place.columns()...)
+	w.input = w.with(
+		proto.InputColumn{Name: "metrics", Data: &w.metrics},
+		proto.InputColumn{Name: "units", Data: &w.units},
+		proto.InputColumn{Name: "scales", Data: &w.scales},
+	)
 	return w
 }
 
@@ -463,16 +463,7 @@ func (w *conflictWriter) add(r *kgo.Record) error {
 	}
 	e := &w.event
 	w.seen[monthNumber(e.IngestedAt)] = struct{}{}
-	w.tenant.Append(e.Tenant)
-	w.source.Append(e.Source)
-	w.id.Append(e.ID)
-	w.key = append(w.key, e.Key)
-	w.kind.ColEnum8 = append(w.kind.ColEnum8, proto.Enum8(e.Kind))
-	w.target.Append(e.Target)
-	w.typ.Append(e.Type)
-	w.subject.Append(e.Subject)
-	w.occurredAt.Data = append(w.occurredAt.Data, proto.DateTime64(e.OccurredAt.UnixNano()))
-	appendMillis(w.ingestedAt, e.IngestedAt)
+	w.eventColumns.add(e, r.Offset)
 	for _, m := range e.Measures {
 		w.metrics.of.Append(m.Metric)
 		*w.units.of = append(*w.units.of, m.Units)
@@ -481,13 +472,6 @@ func (w *conflictWriter) add(r *kgo.Record) error {
 	w.metrics.end()
 	w.units.end()
 	w.scales.end()
-	w.dimensions.Append(e.Dimensions)
-	w.digest = append(w.digest, e.Digest)
-	w.rules = append(w.rules, e.RulesOffset)
-	w.originTopic.Append(e.Origin.Topic)
-	w.originPartition = append(w.originPartition, e.Origin.Partition)
-	w.originOffset = append(w.originOffset, e.Origin.Offset)
-	w.place.offset = append(w.place.offset, r.Offset)
 	return nil
 }
 
