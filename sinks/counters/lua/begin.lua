@@ -7,9 +7,9 @@ if (gen or '') ~= ARGV[1] then return {'moved', gen or ''} end
 local now = now_ms()
 local new = tonumber(ARGV[2])
 if not new then
-  -- Seconds since the epoch, so that it differs from any generation of a state that is gone together with its numbers:
-  -- counters that survived the loss must not be taken for new ones.
-  new = math.max(math.floor(now / 1000), (tonumber(next_gen) or 0) + 1)
+  -- Milliseconds since the epoch, so that it differs from any generation of a state that is gone together with its numbers, also when it was begun in
+  -- this very second: counters that survived the loss must not be taken for new ones.
+  new = math.max(now, (tonumber(next_gen) or 0) + 1)
 end
 local name = string.format('%.0f', new)
 local set = {'gen', name, 'next', string.format('%.0f', math.max(new, tonumber(next_gen) or 0)), 'since', ARGV[3],
