@@ -93,18 +93,18 @@ local function counters()
     end
     if not live then skipped = skipped + 1 end
   end
-  -- A reservation's record lists what it holds: state, n, and k1 a1 .. kn an (counter, amount). The event takes it
-  -- over, whatever comes first and however often: the state changes once.
+  -- A reservation's record lists what it holds: state, n, and k1 a1 .. kn an (counter, amount), with f1 .. fn where an amount is
+  -- pending in another field than pending. The event takes it over, whatever comes first and however often: the state changes once.
   local r = tonumber(ARGV[a])
   for _ = 1, r do
     local record = KEYS[k]
     k = k + 1
     local was, legs = unpack(redis.call('HMGET', record, 'state', 'n'))
-    local field = (was == 'held' and 'held') or (was == 'settled' and 'pending')
     if was and was ~= 'taken' then
-      if field then
+      if was == 'held' or was == 'settled' then
         for i = 1, tonumber(legs) do
-          local key, amount = unpack(redis.call('HMGET', record, 'k' .. i, 'a' .. i))
+          local key, amount, part = unpack(redis.call('HMGET', record, 'k' .. i, 'a' .. i, 'f' .. i))
+          local field = was == 'held' and 'held' or part or 'pending'
           -- A counter that has expired is not made again, and no number falls below zero.
           local less = math.min(tonumber(redis.call('HGET', key, field) or 0), tonumber(amount))
           if less > 0 then -- a settlement with nothing has nothing to take back
