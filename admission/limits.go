@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/kanjo-dev/kanjo/internal/calendar"
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/schemas/control"
@@ -40,6 +38,7 @@ type Rule struct {
 	Name    string
 	Subject string // of the limit's dimension; empty for the whole tenant
 	*control.Limit
+	window control.Window
 	// Leg is the index of the leg whose counter the limit is tested against.
 	Leg int
 }
@@ -178,22 +177,9 @@ func (b *Book) demand(ask Ask, now time.Time, strict bool) (Demand, error) {
 	at := make(map[string]int, len(rules)) // of legs, by the counter's key
 	for i := range d.Rules {
 		r := &d.Rules[i]
-		leg := counters.Leg{Metric: r.Metric, Amount: ask.Amounts[r.Metric], Maximum: -1, MayBeUnknown: true}
-		if r.Window == "concurrency" {
-			c := counters.Concurrency(ask.Tenant, r.Metric, r.Per, r.Subject, now)
-			leg.HeldOnly, leg.Counters = true, [2]counters.Counter{c, c}
-		} else {
-			kind, err := counters.ParseKind(r.Window)
-			if err != nil || r.Durable {
-				return Demand{}, &counters.CannotCountError{Tenant: ask.Tenant, Reason: counters.ReasonUnsupported,
-					Err: fmt.Errorf("limit %q (window %s, durable %v) is of a kind that this version cannot count", r.Name, r.Window, r.Durable)}
-			}
-			id := counters.ID{Tenant: ask.Tenant, Metric: r.Metric, Dimension: r.Per, Subject: r.Subject, Kind: kind}
-			leg.Counters[0] = zones.At(id, now)
-			leg.Counters[1] = leg.Counters[0]
-			if end := leg.Counters[0].Window.End; !end.IsZero() {
-				leg.Counters[1] = zones.At(id, end)
-			}
+		leg, err := newLeg(ask, r, zones, now)
+		if err != nil {
+			return Demand{}, err
 		}
 		j, have := at[leg.Counters[0].Key]
 		if !have {
@@ -293,67 +279,4 @@ func costs(l *control.Limit, ask Ask) bool {
 		return true
 	}
 	return slices.ContainsFunc(l.For, func(metric string) bool { _, ok := ask.Amounts[metric]; return ok })
-}
-
-// Status is a limit with what its counter holds.
-type Status struct {
-	Rule
-	Window                 calendar.Interval // zero for a limit without one
-	Zone                   string
-	Used, Pending, Held    int64
-	Remaining              int64 // never negative
-	Over                   bool  // the ask would pass the maximum, or the count already does
-	NeverFits, WindowGiven bool  // the ask alone is more than the maximum; the window is known
-}
-
-// statuses reads a reply. taken says that the ask's amounts are in none of the counts yet and are to be added, as held or pending.
-func (d *Demand) statuses(ask Ask, reply *counters.ReserveReply, verb counters.Verb) []Status {
-	out := make([]Status, len(d.Rules))
-	for i, r := range d.Rules {
-		leg, c := &d.Legs[r.Leg], reply.Legs[r.Leg]
-		counter := leg.Counters[0]
-		if c.Next {
-			counter = leg.Counters[1]
-		}
-		s := Status{Rule: r, Window: counter.Window, Zone: counter.Zone, Used: c.Used, Pending: c.Pending, Held: c.Held}
-		before := c.Used + c.Pending + c.Held
-		amount := leg.Amount
-		if reply.Replayed {
-			amount = 0 // is in the counts
-		}
-		s.Over = before+amount > *r.Maximum
-		s.NeverFits = leg.Amount > *r.Maximum
-		if reply.Allowed && !reply.Replayed {
-			switch verb {
-			case counters.Reserve:
-				s.Held += leg.Amount
-			case counters.CountIt:
-				if !leg.HeldOnly {
-					s.Pending += leg.Amount
-				}
-			}
-		}
-		s.Remaining = max(0, *r.Maximum-s.Used-s.Pending-s.Held)
-		s.WindowGiven = !counter.Window.End.IsZero()
-		out[i] = s
-	}
-	return out
-}
-
-// retryAfter returns after how many seconds every violated limit may have room, rounded up; false when waiting does not help.
-func retryAfter(violated []Status, now time.Time) (seconds int64, ok bool) {
-	for _, s := range violated {
-		switch {
-		case s.NeverFits:
-			return 0, false
-		case s.WindowGiven:
-			left := s.Window.End.Sub(now)
-			seconds = max(seconds, int64(math.Ceil(left.Seconds())), 1)
-		case s.Limit.Window == "concurrency":
-			seconds = max(seconds, 1) // a hold ends when its caller says so
-		default:
-			return 0, false // a total never has room again
-		}
-	}
-	return seconds, true
 }

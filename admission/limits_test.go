@@ -180,10 +180,10 @@ func TestAnAskThatCannotBeTestedIsNotLetThrough(t *testing.T) {
 	check(nil, Ask{Tenant: "tokyo", Subjects: user}, "amounts")
 	check(nil, Ask{Tenant: "tokyo", Subjects: user, Amounts: map[string]int64{"calls": 0}}, "amounts.calls")
 	check(nil, Ask{Tenant: "tokyo", Subjects: user, Amounts: calls}, "<nil>")
-	sliding := func(l map[string]control.Limit) {
-		l["s"] = control.Limit{Metric: "calls", Window: "sliding:1h", Maximum: number(5)}
+	unheard := func(l map[string]control.Limit) {
+		l["s"] = control.Limit{Metric: "calls", Window: "fortnight", Maximum: number(5)}
 	}
-	check(sliding, Ask{Tenant: "tokyo", Subjects: user, Amounts: calls}, "unsupported")
+	check(unheard, Ask{Tenant: "tokyo", Subjects: user, Amounts: calls}, "unsupported")
 	durable := func(l map[string]control.Limit) {
 		l["s"] = control.Limit{Metric: "calls", Window: "day", Durable: true, Maximum: number(5)}
 	}

@@ -177,7 +177,7 @@ func (s *Service) ask(ctx context.Context, verb counters.Verb, r Request) (Answe
 		return s.unknown(&demand, err), nil
 	}
 	s.metrics.writes.WithLabelValues(string(verb)).Add(float64(reply.Writes))
-	a := Answer{Counted: !reply.Uncounted, Replayed: reply.Replayed, Expires: reply.Expires, Cut: verb == counters.Reserve && reply.Allowed && !reply.Replayed && reply.Expires.Sub(reply.Now) < life.Truncate(time.Millisecond), Now: reply.Now, Limits: demand.statuses(r.Ask, &reply, verb)}
+	a := Answer{Counted: !reply.Uncounted, Replayed: reply.Replayed, Expires: reply.Expires, Cut: verb == counters.Reserve && reply.Allowed && !reply.Replayed && reply.Expires.Sub(reply.Now) < life.Truncate(time.Millisecond), Now: reply.Now, Limits: demand.statuses(&reply, verb)}
 	if reply.Allowed {
 		a.Outcome = Allowed
 		return a, nil
@@ -342,7 +342,7 @@ func (s *Service) Limits(ctx context.Context, tenant string, subjects map[string
 		if err != nil {
 			return 0, err
 		}
-		a = Answer{Outcome: Allowed, Counted: !reply.Uncounted, Now: reply.Now, Limits: demand.statuses(Ask{}, &reply, counters.Check)}
+		a = Answer{Outcome: Allowed, Counted: !reply.Uncounted, Now: reply.Now, Limits: demand.statuses(&reply, counters.Check)}
 		return reply.Writes, nil
 	})
 	if err != nil {

@@ -76,7 +76,7 @@ func TestOnlyWhenEveryLimitSaysSoAnAskPassesUncounted(t *testing.T) {
 	b.Mode = "shadow"
 	shadow["b"] = b
 	check(down, Allowed, shadow)
-	check(down, CannotCount, map[string]control.Limit{"s": {Metric: "calls", Window: "sliding:1h", Maximum: number(1), OnUnknown: "deny"}})
+	check(down, CannotCount, map[string]control.Limit{"s": {Metric: "calls", Window: "fortnight", Maximum: number(1), OnUnknown: "deny"}})
 }
 
 func TestRetryAfterIsWhenEveryViolatedLimitMayHaveRoom(t *testing.T) {
@@ -91,7 +91,7 @@ func TestRetryAfterIsWhenEveryViolatedLimitMayHaveRoom(t *testing.T) {
 		for i := range reply.Legs {
 			reply.Legs[i].Used = used
 		}
-		got, ok := retryAfter(d.statuses(Ask{}, &reply, counters.Reserve), now)
+		got, ok := retryAfter(d.statuses(&reply, counters.Reserve), now)
 		if ok != retry || ok && got != want {
 			t.Errorf("%d, %v; want %d, %v", got, ok, want, retry)
 		}

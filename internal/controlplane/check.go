@@ -22,14 +22,13 @@ import (
 // The rules. checkAlone needs nothing but the document; checkTogether needs the state that the set would make.
 
 var (
-	plainName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
-	keyName    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
-	topicName  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
-	zoneName   = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$`)
-	emptyHash  = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" // of no bytes
-	graceMax   = control.Duration(90 * 24 * time.Hour)
-	futureMax  = control.Duration(24 * time.Hour)
-	slidingMax = control.Duration(31 * 24 * time.Hour)
+	plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
+	keyName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
+	topicName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
+	zoneName  = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$`)
+	emptyHash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" // of no bytes
+	graceMax  = control.Duration(90 * 24 * time.Hour)
+	futureMax = control.Duration(24 * time.Hour)
 )
 
 // checkAlone also fills the defaults in, so that the published spec says what holds.
@@ -281,62 +280,6 @@ func (c *checker) series(s *control.Series) {
 	c.text("spec.registration_number", s.RegistrationNumber, 64, false)
 }
 
-// listCost starts the metric of a limit on money; no other metric's name holds a slash.
-const listCost = "list_cost/"
-
-func currencyOf(metric string) bool {
-	code := strings.TrimPrefix(metric, listCost)
-	return len(code) == 3 && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""
-}
-
-func (c *checker) limit(l *control.Limit) {
-	if l.Tenant != "" && l.Plan != "" {
-		c.fail("spec.plan", "give tenant or plan, not both")
-	}
-	c.need("spec.metric")
-	if c.need("spec.window") {
-		if d, sliding := strings.CutPrefix(l.Window, "sliding:"); sliding {
-			switch v, err := control.ParseDuration(d); {
-			case err != nil:
-				c.fail("spec.window", "%v", err)
-			case v < control.Duration(time.Minute) || v > slidingMax:
-				c.fail("spec.window", "a sliding window is from 1m to %s long", slidingMax)
-			}
-		} else {
-			c.oneOf("spec.window", l.Window, "hour", "day", "week", "month", "total", "concurrency", "sliding:<duration>")
-		}
-	}
-	if l.Maximum != nil && (*l.Maximum < 0 || *l.Maximum > schemas.MaxUnits) {
-		c.fail("spec.maximum", "%d is not from 0 to %d", *l.Maximum, int64(schemas.MaxUnits))
-	}
-	for _, f := range []struct {
-		field string
-		value *string
-		want  []string // the first is the default
-	}{
-		{"spec.on_unknown", &l.OnUnknown, []string{"deny", "allow"}},
-		{"spec.mode", &l.Mode, []string{"hard", "soft", "shadow"}},
-		{"spec.action", &l.Action, []string{"block", "throttle", "notify"}},
-	} {
-		if !c.e.has(f.field) {
-			*f.value = f.want[0]
-		}
-		c.oneOf(f.field, *f.value, f.want...)
-	}
-	if l.Per != "" && !plainName.MatchString(l.Per) {
-		c.fail("spec.per", "%q: want the name of a dimension", l.Per)
-	}
-	if l.Subject != "" && l.Per == "" && c.read("spec.per") && !c.e.unknown {
-		c.fail("spec.subject", "needs per: the dimension that %q is a value of", l.Subject)
-	}
-	if strings.HasPrefix(l.Metric, listCost) && !currencyOf(l.Metric) {
-		c.fail("spec.metric", "%q: want %s and a currency such as JPY", l.Metric, listCost)
-	}
-	if len(l.For) > 0 && c.read("spec.metric") && !strings.HasPrefix(l.Metric, listCost) {
-		c.fail("spec.for", "is for limits on %s<currency>", listCost)
-	}
-}
-
 // state is what would hold when every version of the directory and of the set has taken effect.
 type state struct {
 	dir *directory.Directory
@@ -442,8 +385,8 @@ func checkTogether(set Set, s *state, window time.Duration) Problems {
 		case *control.GatewayKey:
 			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
 		case *control.Limit:
-			if !strings.HasPrefix(v.Metric, listCost) {
-				refer(e, "spec.metric", control.KindMetric, v.Metric)
+			if !strings.HasPrefix(v.Metric, listCost) && refer(e, "spec.metric", control.KindMetric, v.Metric) {
+				problems = append(problems, addsUp(e, v, s)...)
 			}
 			for i, metric := range v.For {
 				refer(e, fmt.Sprintf("spec.for[%d]", i), control.KindMetric, metric)

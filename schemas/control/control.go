@@ -146,29 +146,5 @@ type Series struct {
 	RegistrationNumber string `json:"registration_number,omitempty"`
 }
 
-// Limit is a maximum per tenant, or per subject inside the tenant, in a window.
-type Limit struct {
-	// Tenant or Plan selects whom it holds for; both empty means every tenant.
-	Tenant string `json:"tenant,omitempty"`
-	Plan   string `json:"plan,omitempty"`
-	// Metric is what is counted; list_cost/JPY is money at list prices in that currency, in micro-units.
-	Metric string `json:"metric"`
-	// For names the metrics whose use costs money, for a limit on list_cost: an ask for one of them must carry an estimated cost. Empty means every ask.
-	For []string `json:"for,omitempty"`
-	// Per is the dimension whose values are limited one by one (user, workflow, api_key); empty means the tenant as a whole.
-	Per string `json:"per,omitempty"`
-	// Subject is one value of Per, for which this limit takes the place of the general one.
-	Subject string `json:"subject,omitempty"`
-	Window  string `json:"window"` // hour, day, week, month, total, sliding:<duration>, concurrency
-	// Maximum is in the metric's smallest unit. Nil means that the limit only counts.
-	Maximum *int64 `json:"maximum,omitempty"`
-	// OnUnknown is deny (the default) or allow: the answer when the count is not known.
-	OnUnknown string `json:"on_unknown,omitempty"`
-	// Durable puts the limit on the durable store instead of Redis.
-	Durable bool   `json:"durable,omitempty"`
-	Mode    string `json:"mode,omitempty"`   // hard (the default), soft or shadow
-	Action  string `json:"action,omitempty"` // block (the default), throttle or notify
-}
-
 // Duration is a time.Duration that is written as text: 48h, 35d, 5m. A day is 24 hours.
 type Duration time.Duration

@@ -23,6 +23,9 @@ type Leg struct {
 	// Counters are those of the window that holds the caller's time and of the next one. Redis's own time chooses. Without
 	// windows both are the same.
 	Counters [2]Counter
+	// Sliding and Throttle are of a leg of that kind, nil else.
+	Sliding  *Sliding
+	Throttle *Throttle
 }
 
 // Verb is what Reserve does.
@@ -59,8 +62,11 @@ const (
 
 // LegCount is what a leg's counter held before the ask.
 type LegCount struct {
-	Next                bool // the window is Counters[1]
+	Next bool // the window is Counters[1]
+	// Of a throttle Used is by how many microseconds it is ahead.
 	Used, Pending, Held int64
+	// Fits is when an ask that was refused may fit in a sliding window, if nothing comes and nothing is given back; zero when that is not known.
+	Fits time.Time
 }
 
 // ReserveReply is a certain answer.
@@ -144,26 +150,27 @@ func CountsAgain(err error) (time.Duration, bool) {
 func (a *Admitter) Do(ctx context.Context, c ReserveCall) (ReserveReply, error) {
 	b := Bucket(c.Tenant)
 	keys := append(make([]string, 0, 3+2*len(c.Legs)), stateKey(b), holdsKey(b), reservationKey(c.Tenant, c.ID))
-	args := append(make([]any, 0, 5+11*len(c.Legs)), string(c.Verb), c.Fingerprint, c.Life.Milliseconds(), keepHold.Milliseconds(), len(c.Legs))
+	args := append(make([]any, 0, 8+2*len(c.Legs)+14*len(c.Legs)), string(c.Verb), c.Fingerprint, c.Life.Milliseconds(), keepHold.Milliseconds(), len(c.Legs))
 	if c.Verb == CountIt {
 		args[3] = keepSettled.Milliseconds()
 	}
+	from, till := int64(0), farFuture // between which every leg is in its first window
+	series := 0
 	for i := range c.Legs {
-		l := &c.Legs[i]
-		metric, maximum, may := l.Metric, "", "0"
-		if l.HeldOnly {
-			metric = ""
+		start, end, _ := c.Legs[i].bounds()
+		from, till = max(from, start), min(till, end)
+		if c.Legs[i].marked() {
+			series++
 		}
-		if l.Maximum >= 0 {
-			maximum = strconv.FormatInt(l.Maximum, 10)
+	}
+	args = append(args, from, till, 2*series)
+	for i := range c.Legs {
+		if l := &c.Legs[i]; l.marked() {
+			args = append(args, "s:"+l.Counters[0].series[0], "s:"+l.Counters[0].series[1])
 		}
-		if l.MayBeUnknown {
-			may = "1"
-		}
-		start, middle, end := l.bounds()
-		keys = append(keys, l.Counters[0].Key, l.Counters[1].Key)
-		args = append(args, metric, l.Amount, maximum, may, start, middle, end, l.Counters[0].Expiry.UnixMilli(), l.Counters[1].Expiry.UnixMilli(),
-			l.Counters[0].series[0], l.Counters[0].series[1])
+	}
+	for i := range c.Legs {
+		keys, args = c.Legs[i].append(keys, args)
 	}
 	reply, err := a.run(ctx, c.Tenant, c.ID, reserveScript, keys, args)
 	if err != nil {
@@ -184,7 +191,12 @@ func (a *Admitter) Do(ctx context.Context, c ReserveCall) (ReserveReply, error) 
 	}
 	for i := range out.Legs {
 		l := n[4+4*i:]
-		out.Legs[i] = LegCount{Next: l[0] == 1, Used: l[1], Pending: l[2], Held: l[3]}
+		out.Legs[i] = LegCount{Used: l[1], Pending: l[2], Held: l[3]}
+		if c.Legs[i].Sliding == nil {
+			out.Legs[i].Next = l[0] == 1
+		} else if l[0] > 0 {
+			out.Legs[i].Fits = time.UnixMilli(l[0]).UTC()
+		}
 	}
 	switch reply[0] {
 	case "ok":
@@ -198,11 +210,48 @@ func (a *Admitter) Do(ctx context.Context, c ReserveCall) (ReserveReply, error) 
 	return out, nil
 }
 
-// bounds are the start, middle and end of a leg's two windows in ms. A total has its start at 0, since it counts all there ever was; what is held
-// only has -1, since it needs no history.
-func (l *Leg) bounds() (start, middle, end int64) {
+// marked says that the leg's series is counted because limits ask for it, so that the bucket says since when.
+func (l *Leg) marked() bool { return l.Counters[0].series[0] != "" }
+
+// append appends the leg's keys and arguments as the reserve script takes them.
+func (l *Leg) append(keys []string, args []any) ([]string, []any) {
+	flag := func(set bool) string {
+		if set {
+			return "1"
+		}
+		return ""
+	}
+	metric, amount, kind, maximum := l.Metric, l.Amount, "", ""
+	most := l.Maximum
 	switch {
 	case l.HeldOnly:
+		metric, kind = "", "n"
+	case l.Sliding != nil:
+		kind = "w"
+	case l.Throttle != nil:
+		kind, amount, most = "t", l.Throttle.Cost, l.Throttle.Burst
+	}
+	if l.Maximum >= 0 {
+		maximum = strconv.FormatInt(most, 10)
+	}
+	start, middle, end := l.bounds()
+	keys = append(keys, l.Counters[0].Key, l.Counters[1].Key)
+	args = append(args, metric, amount, maximum, kind, flag(l.MayBeUnknown), flag(l.marked()), start, middle, end,
+		l.Counters[0].Expiry.UnixMilli(), l.Counters[1].Expiry.UnixMilli())
+	switch {
+	case l.Sliding != nil:
+		args = append(args, l.Sliding.head, l.Sliding.tail, l.Sliding.Part.Milliseconds())
+	case l.Throttle != nil:
+		args = append(args, l.Throttle.Burst)
+	}
+	return keys, args
+}
+
+// bounds are the start, middle and end of a leg's two windows in ms. A total has its start at 0, since it counts all there ever was; what has no
+// windows of the calendar has -1.
+func (l *Leg) bounds() (start, middle, end int64) {
+	switch {
+	case l.HeldOnly, l.Sliding != nil, l.Throttle != nil:
 		return -1, farFuture, farFuture
 	case l.Counters[0].Window.End.IsZero():
 		return 0, farFuture, farFuture
@@ -241,13 +290,17 @@ func (a *Admitter) Settle(ctx context.Context, s Settlement) (SettleReply, error
 	legs := 0
 	for i := range s.Legs {
 		l := &s.Legs[i]
-		if l.HeldOnly {
+		if l.HeldOnly || l.Throttle != nil {
 			continue
 		}
 		legs++
+		part := ""
+		if l.Sliding != nil {
+			part = strconv.FormatInt(l.Sliding.Part.Milliseconds(), 10)
+		}
 		start, middle, end := l.bounds()
 		keys = append(keys, l.Counters[0].Key, l.Counters[1].Key)
-		args = append(args, l.Metric, l.Amount, start, middle, end, l.Counters[0].Expiry.UnixMilli(), l.Counters[1].Expiry.UnixMilli())
+		args = append(args, l.Metric, l.Amount, start, middle, end, l.Counters[0].Expiry.UnixMilli(), l.Counters[1].Expiry.UnixMilli(), part)
 	}
 	args[n] = legs
 	reply, err := a.run(ctx, s.Tenant, s.ID, settleScript, keys, args)

@@ -38,11 +38,12 @@ type bucketFold struct {
 	size         int
 }
 
-// tenantFold is what is remembered of a tenant. Windows of all kinds are constant within an hour, so hours are the unit of
-// looking up.
+// tenantFold is what is remembered of a tenant. Windows of the calendar are constant within an hour, so hours are the unit of
+// looking up; where parts of sliding windows are counted, what lies within one part of each.
 type tenantFold struct {
 	bucket   uint8
 	zones    zones
+	slidings []Kind
 	hours    []*hourFold // the most recently used first
 	counters map[ID]*counter
 }
@@ -111,7 +112,7 @@ func (f *fold) tenant(name string) (*tenantFold, error) {
 	if len(z) == 0 {
 		return nil, fmt.Errorf("tenant %q: %w", name, errUnknownToControl)
 	}
-	t := &tenantFold{bucket: Bucket(name), zones: z, counters: make(map[ID]*counter)}
+	t := &tenantFold{bucket: Bucket(name), zones: z, slidings: f.plan.slidings(name), counters: make(map[ID]*counter)}
 	f.tenants[name] = t
 	return t, nil
 }
@@ -128,9 +129,27 @@ func (t *tenantFold) hour(at time.Time) *hourFold {
 		}
 	}
 	in, _ := t.zones.window(Hour, at)
+	for _, kind := range t.slidings {
+		part := partOf(kind.part(), at)
+		in = calendar.Interval{Start: later(in.Start, part.Start), End: earlier(in.End, part.End)}
+	}
 	h := &hourFold{start: in.Start.UnixNano(), end: in.End.UnixNano(), at: at}
 	t.hours = slices.Insert(t.hours, 0, h)
 	return h
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // add folds one event of a tenant in. Corrections never come here.

@@ -139,7 +139,7 @@ WITH
     @fences AS fences, @partitions AS partitions, @bounds AS bounds
 SELECT
     toString(tenant) AS of_tenant, toString(name) AS of_metric, value,
-    toInt64(arrayCount(b -> b <= at, bounds)) - 1 AS place,
+    %[5]s AS place,
     toInt64(least(sum(toInt128(amount)), 9007199254740991)) AS total,
     toInt64(count()) AS events,
     max(amount) AS top,
@@ -195,11 +195,15 @@ func (l Ledger) Totals(ctx context.Context, q TotalsQuery, yield func(TotalRow) 
 	} else if len(q.Metrics) == 0 {
 		return nil
 	}
+	place := "toInt64(arrayCount(b -> b <= at, bounds)) - 1"
+	if q.Every > 0 {
+		place = fmt.Sprintf("intDiv(at - bounds[1], %d)", q.Every.Nanoseconds())
+	}
 	values := "CAST([] AS Array(String))"
 	if q.Distinct != "" {
 		values = fmt.Sprintf("groupUniqArray(%d)(distinct_value)", DistinctMax)
 	}
-	rows, err := l.Conn.Query(ctx, fmt.Sprintf(totalsSQL, name, amount, values, which),
+	rows, err := l.Conn.Query(ctx, fmt.Sprintf(totalsSQL, name, amount, values, which, place),
 		clickhouse.Named("topic", schemas.TopicUnique), clickhouse.Named("fences", fences), clickhouse.Named("partitions", parts),
 		clickhouse.Named("bounds", bounds), clickhouse.Named("dimension", q.Dimension), clickhouse.Named("distinct", q.Distinct),
 		clickhouse.Named("tenants", q.Tenants), clickhouse.Named("metrics", q.Metrics))

@@ -56,7 +56,7 @@ func newPlan(dir *directory.Directory, _ time.Time) (*plan, error) {
 			}
 			kind, err := ParseKind(l.Window)
 			if err != nil {
-				continue // sliding and concurrency windows are admission's own
+				continue // concurrency and throttles are admission's own
 			}
 			p.limits = append(p.limits, limit{l, kind})
 		}
@@ -128,12 +128,24 @@ func (p *plan) selects(l limit, tenant string) bool {
 	return l.Tenant == "" || l.Tenant == tenant
 }
 
+// slidings returns the kinds of the sliding windows that are counted of a tenant, or of any with none named, sorted.
+func (p *plan) slidings(tenant string) []Kind {
+	var out []Kind
+	for _, l := range p.limits {
+		if l.kind.part() > 0 && (tenant == "" || p.selects(l, tenant)) {
+			out = append(out, l.kind)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 // seriesName names a series that is counted because limits ask for it, of one tenant or, with none, of all. What is counted always has no name.
 func seriesName(metric, dimension string, kind Kind, tenant string) string {
 	if dimension == "" && slices.Contains(always, kind) {
 		return ""
 	}
-	return fmt.Sprintf("%d:%s:%d:%s:%c:%s", len(metric), metric, len(dimension), dimension, kind, tenant)
+	return fmt.Sprintf("%d:%s:%d:%s:%s:%s", len(metric), metric, len(dimension), dimension, kind.code(), tenant)
 }
 
 // forLimits names every series that is counted because limits ask for it, sorted.

@@ -27,8 +27,18 @@ type TotalsQuery struct {
 	Dimension string
 	// Bounds ascend: window i is [Bounds[i], Bounds[i+1]). What lies outside is left out.
 	Bounds []time.Time
+	// Every, when set, cuts the one window that Bounds has into windows of this length, in whole seconds.
+	Every time.Duration
 	// Distinct, when set, asks for the values of this dimension, at most DistinctMax a total, instead of numbers.
 	Distinct string
+}
+
+// windows is how many windows the query has.
+func (q *TotalsQuery) windows() int {
+	if q.Every > 0 {
+		return int(q.Bounds[1].Sub(q.Bounds[0]) / q.Every)
+	}
+	return len(q.Bounds) - 1
 }
 
 // DistinctMax is how many values a distinct counter keeps.
@@ -62,18 +72,21 @@ const tenantsPerQuery = 500
 // everyTotal asks the ledger for everything that counters hold, and calls yield for each counter that lives at now.
 func everyTotal(ctx context.Context, ledger LedgerTotals, p *plan, grace Grace, fences *Fences, now time.Time, yield func(*counter, ID) error) error {
 	for _, g := range p.groups(now) {
-		for _, kind := range []Kind{Hour, Day, Week, Month, Total} {
+		for _, kind := range append([]Kind{Hour, Day, Week, Month, Total}, p.slidings("")...) {
 			bounds, zone := g.bounds(kind, grace, now)
 			for _, q := range p.queries(g.tenants, kind, now) {
-				q.Fences, q.Bounds = fences, bounds
+				q.Fences, q.Bounds, q.Every = fences, bounds, kind.part()
 				for tenants := range slices.Chunk(q.Tenants, tenantsPerQuery) {
 					q.Tenants = tenants
 					err := ledger.Totals(ctx, q, func(row TotalRow) error {
 						id := ID{Tenant: row.Tenant, Metric: row.Metric, Dimension: q.Dimension, Subject: row.Subject, Kind: kind}
-						if row.Window < 0 || row.Window >= len(bounds)-1 {
-							return fmt.Errorf("the ledger answered window %d of %d", row.Window, len(bounds)-1)
+						if row.Window < 0 || row.Window >= q.windows() {
+							return fmt.Errorf("the ledger answered window %d of %d", row.Window, q.windows())
 						}
-						if kind != Total {
+						switch {
+						case q.Every > 0:
+							id.Start = bounds[0].Add(time.Duration(row.Window) * q.Every)
+						case kind != Total:
 							id.Start, id.Zone = bounds[row.Window], zone[row.Window]
 						}
 						agg, ok := p.aggregation(row.Metric)
@@ -158,6 +171,10 @@ func (g group) bounds(kind Kind, grace Grace, now time.Time) ([]time.Time, []str
 	if kind == Total {
 		// What a DateTime64 with nanoseconds can hold.
 		return []time.Time{time.Date(1900, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2262, 1, 1, 0, 0, 0, 0, time.UTC)}, []string{""}
+	}
+	if part := kind.part(); part > 0 {
+		first := partOf(part, now.Add(-kind.length()-3*part-time.Minute))
+		return []time.Time{first.Start, partOf(part, now.Add(25*time.Hour)).End}, []string{""}
 	}
 	in, zone := g.zones.window(kind, now)
 	var bounds []time.Time

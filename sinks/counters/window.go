@@ -50,6 +50,9 @@ func (z zones) window(kind Kind, t time.Time) (calendar.Interval, string) {
 	if kind == Total || len(z) == 0 {
 		return calendar.Interval{}, ""
 	}
+	if part := kind.part(); part > 0 {
+		return partOf(part, t), ""
+	}
 	i := len(z) - 1
 	for i > 0 && t.Before(z[i].from) {
 		i--
@@ -72,6 +75,17 @@ func (z zones) window(kind Kind, t time.Time) (calendar.Interval, string) {
 		in.End = z[i+1].from
 	}
 	return in, z[i].name
+}
+
+// partOf returns the part of a sliding window that holds t. Parts are the same in every zone.
+func partOf(part time.Duration, t time.Time) calendar.Interval {
+	seconds := int64(part / time.Second)
+	n := t.Unix() / seconds
+	if t.Unix()%seconds < 0 {
+		n--
+	}
+	start := time.Unix(n*seconds, 0).UTC()
+	return calendar.Interval{Start: start, End: start.Add(part)}
 }
 
 func calendarKind(kind Kind) calendar.Window {
@@ -121,6 +135,10 @@ func (g Grace) expiry(kind Kind, window calendar.Interval, now time.Time) time.T
 		return window.End.Add(g.Week)
 	case Month:
 		return window.End.Add(g.Month)
+	}
+	if part := kind.part(); part > 0 {
+		// It counts until the whole of it lies outside, by Redis's clock, and some part longer so that no clock's error takes it away.
+		return window.End.Add(kind.length() + 2*part + time.Minute)
 	}
 	return now.Add(totalLife)
 }

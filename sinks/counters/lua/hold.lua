@@ -4,8 +4,12 @@
 --   print    fingerprint of the ask; settled_print that of the settlement
 --   at, exp  ms; when it was made, when the hold expires by itself
 --   n        how many counters it takes of: k<i> the counter's key, a<i> the amount held or pending, m<i> the metric, empty
---            where the amount ends with the hold (concurrency)
+--            where the amount ends with the hold (concurrency); of a sliding window w<i> the length of a part in ms, and f<i> the
+--            field in which the amount is pending
+-- Of a sliding window used stands in the counters of its parts, which apply keeps like any others. The hash beside them has held, which counts as
+-- long as it is held, and p:<number of the part> for what is pending: it leaves the window with its part, if its event never comes.
 -- Whole amounts are compared as numbers and written as the strings that came in, so nothing is rounded.
+local PARTS = 60 -- of a sliding window
 local writes = 0
 
 local function call(...)
@@ -35,6 +39,52 @@ end
 -- live makes sure that a key lives until then at least: none may live for ever.
 local function live(key, till)
   if redis.call('PEXPIRETIME', key) < till then call('PEXPIREAT', key, text(till)) end
+end
+
+-- slide reads a sliding window: the parts that it touches, and two ahead, since a source's clock may be. nil when something else has
+-- written there.
+local function slide(key, field, head, tail, length, now)
+  local newest = math.floor(now / length)
+  local s = {used = 0, pending = 0, held = 0, begins = (newest - PARTS) * length, length = length, counts = {}}
+  local first = newest - PARTS
+  for j = first, newest + 2 do
+    local number = whole(redis.call('HGET', head .. text(j * length / 1000) .. tail, field))
+    if not number then return nil end
+    s.used, s.counts[j - first] = s.used + number, number
+  end
+  local all = redis.call('HGETALL', key)
+  for k = 1, #all, 2 do
+    local number = whole(all[k + 1])
+    if not number then return nil end
+    local j = tonumber(string.sub(all[k], 3)) or -1
+    if all[k] == 'held' then
+      s.held = number
+    elseif j >= first then
+      s.pending = s.pending + number
+      s.counts[math.min(j - first, PARTS + 2)] = s.counts[math.min(j - first, PARTS + 2)] + number
+    end
+  end
+  return s
+end
+
+-- fits returns the ms at which no more than most is counted, if nothing comes and nothing is given back; 0 when it is not known.
+local function fits(s, most)
+  local left = s.used + s.pending + s.held
+  if left <= most then return 0 end
+  for j = 0, PARTS + 2 do
+    left = left - s.counts[j]
+    if left <= most then return s.begins + (j + PARTS + 1) * s.length end
+  end
+  return 0
+end
+
+-- part names the field of what is pending in the part that is now, and drops what was pending in parts that have left the window.
+local function part(key, length, now)
+  local newest = math.floor(now / length)
+  for _, name in ipairs(redis.call('HKEYS', key)) do
+    if (tonumber(string.sub(name, 3)) or newest) < newest - PARTS then call('HDEL', key, name) end
+  end
+  return 'p:' .. text(newest)
 end
 
 -- expire ends a hold whose time is over. Its record stays, for usage may still come.

@@ -2,7 +2,8 @@
 -- already. It never refuses for a maximum: the usage is a fact.
 -- KEYS: state, holds, record, then two per leg as for reserve. The legs are used for metrics that were not reserved.
 -- ARGV: fingerprint, how long the record stays in ms, amounts m, m pairs metric and amount, legs n, then per leg: metric, amount,
--- start of the window, its end, end of the next, expiry of the one's counter, of the other's. A reserved metric without an amount is settled as
+-- start of the window, its end, end of the next, expiry of the one's counter, of the other's, and of a sliding window the length of a part in ms
+-- ('' = none). A reserved metric without an amount is settled as
 -- it was reserved: absent is not zero.
 -- Answer: word, state before, writes, 1 when more was used than reserved. Or {'cannot', reason}, {'unknown'}, {'conflict', state}.
 local print, keep, m = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -27,26 +28,29 @@ for _ = 1, m do
   a = a + 2
 end
 -- Everything is read before anything is written.
-local keys, before, after, reserved, beyond = {}, {}, {}, {}, '0'
+local keys, before, after, fields, lengths, reserved, beyond = {}, {}, {}, {}, {}, {}, '0'
 legs = tonumber(legs)
 for i = 1, legs do
-  local key, amount, metric = unpack(redis.call('HMGET', record, 'k' .. i, 'a' .. i, 'm' .. i))
-  keys[i], before[i], reserved[metric] = key, amount, true
+  local key, amount, metric, length = unpack(redis.call('HMGET', record, 'k' .. i, 'a' .. i, 'm' .. i, 'w' .. i))
+  keys[i], before[i], reserved[metric], lengths[i] = key, amount, true, tonumber(length)
   after[i] = metric == '' and '0' or actual[metric] or amount
   if metric ~= '' and tonumber(after[i]) > tonumber(amount) then beyond = '1' end
-  local c = redis.call('HMGET', key, 'pending', 'held')
+  fields[i] = lengths[i] and 'p:' .. text(math.floor(now / lengths[i])) or 'pending'
+  local c = redis.call('HMGET', key, fields[i], 'held')
   if not (whole(c[1]) and whole(c[2])) then return {'cannot', 'state_lost'} end
 end
 local new = {}
 for i = 1, tonumber(ARGV[a]) do
-  local at = a + 1 + 7 * (i - 1)
+  local at = a + 1 + 8 * (i - 1)
   local start, finish, last = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
   local second = now >= finish and 1 or 0
   local key = KEYS[2 + 2 * i + second]
   -- Out of the windows: the event will count it.
   if not reserved[ARGV[at]] and tonumber(ARGV[at + 1]) > 0 and now >= start and now < last then
-    if not whole(redis.call('HGET', key, 'pending')) then return {'cannot', 'state_lost'} end
-    new[#new + 1] = {key = key, amount = ARGV[at + 1], metric = ARGV[at], expiry = tonumber(ARGV[at + 5 + second])}
+    local length = tonumber(ARGV[at + 7])
+    local field = length and 'p:' .. text(math.floor(now / length)) or 'pending'
+    if not whole(redis.call('HGET', key, field)) then return {'cannot', 'state_lost'} end
+    new[#new + 1] = {key = key, amount = ARGV[at + 1], metric = ARGV[at], expiry = tonumber(ARGV[at + 5 + second]), field = field, length = length}
   end
 end
 
@@ -55,14 +59,20 @@ if was ~= 'taken' then
   for i = 1, legs do
     if was == 'held' then less(keys[i], 'held', before[i]) end
     -- A counter that has expired is not made again.
-    if tonumber(after[i]) > 0 and redis.call('EXISTS', keys[i]) == 1 then more(keys[i], 'pending', after[i]) end
-    set[#set + 1] = 'a' .. i
-    set[#set + 1] = after[i]
+    if tonumber(after[i]) > 0 and redis.call('EXISTS', keys[i]) == 1 then
+      if lengths[i] then part(keys[i], lengths[i], now) end
+      more(keys[i], fields[i], after[i])
+    end
+    for name, value in pairs({a = after[i], f = lengths[i] and fields[i]}) do
+      set[#set + 1] = name .. i
+      set[#set + 1] = value
+    end
   end
   for i, leg in ipairs(new) do
-    more(leg.key, 'pending', leg.amount)
+    if leg.length then part(leg.key, leg.length, now) end
+    more(leg.key, leg.field, leg.amount)
     live(leg.key, leg.expiry)
-    for field, value in pairs({k = leg.key, a = leg.amount, m = leg.metric}) do
+    for field, value in pairs({k = leg.key, a = leg.amount, m = leg.metric, f = leg.length and leg.field}) do
       set[#set + 1] = field .. (legs + i)
       set[#set + 1] = value
     end

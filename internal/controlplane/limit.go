@@ -1,0 +1,103 @@
+package controlplane
+
+import (
+	"strings"
+
+	"github.com/kanjo-dev/kanjo/schemas"
+	"github.com/kanjo-dev/kanjo/schemas/control"
+)
+
+// listCost starts the metric of a limit on money; no other metric's name holds a slash.
+const listCost = "list_cost/"
+
+func currencyOf(metric string) bool {
+	code := strings.TrimPrefix(metric, listCost)
+	return len(code) == 3 && strings.Trim(code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""
+}
+
+func (c *checker) limit(l *control.Limit) {
+	if l.Tenant != "" && l.Plan != "" {
+		c.fail("spec.plan", "give tenant or plan, not both")
+	}
+	c.need("spec.metric")
+	var window control.Window
+	if c.need("spec.window") {
+		var err error
+		if window, err = control.ParseWindow(l.Window); err != nil {
+			c.fail("spec.window", "%v", err)
+		}
+	}
+	if l.Maximum != nil && (*l.Maximum < 0 || *l.Maximum > schemas.MaxUnits) {
+		c.fail("spec.maximum", "%d is not from 0 to %d", *l.Maximum, int64(schemas.MaxUnits))
+	}
+	action := []string{"block", "throttle", "notify"}
+	if window.Kind == control.WindowThrottle {
+		action = []string{"throttle", "block", "notify"}
+	}
+	for _, f := range []struct {
+		field string
+		value *string
+		want  []string // the first is the default
+	}{
+		{"spec.on_unknown", &l.OnUnknown, []string{"deny", "allow"}},
+		{"spec.mode", &l.Mode, []string{"hard", "soft", "shadow"}},
+		{"spec.action", &l.Action, action},
+	} {
+		if !c.e.has(f.field) {
+			*f.value = f.want[0]
+		}
+		c.oneOf(f.field, *f.value, f.want...)
+	}
+	if window.Kind != "" {
+		c.throttle(l, window)
+	}
+	if l.Per != "" && !plainName.MatchString(l.Per) {
+		c.fail("spec.per", "%q: want the name of a dimension", l.Per)
+	}
+	if l.Subject != "" && l.Per == "" && c.read("spec.per") && !c.e.unknown {
+		c.fail("spec.subject", "needs per: the dimension that %q is a value of", l.Subject)
+	}
+	if strings.HasPrefix(l.Metric, listCost) && !currencyOf(l.Metric) {
+		c.fail("spec.metric", "%q: want %s and a currency such as JPY", l.Metric, listCost)
+	}
+	if len(l.For) > 0 && c.read("spec.metric") && !strings.HasPrefix(l.Metric, listCost) {
+		c.fail("spec.for", "is for limits on %s<currency>", listCost)
+	}
+}
+
+// throttle checks what only a throttle has, and what it may not have.
+func (c *checker) throttle(l *control.Limit, window control.Window) {
+	if window.Kind != control.WindowThrottle {
+		if l.Action == "throttle" {
+			c.fail("spec.action", "throttle is for the window throttle:<duration>")
+		}
+		if l.Burst != nil {
+			c.fail("spec.burst", "is for the window throttle:<duration>")
+		}
+		return
+	}
+	if strings.HasPrefix(l.Metric, listCost) && c.read("spec.metric") {
+		c.fail("spec.window", "a throttle shapes a rate and never guards money: use a calendar window, sliding or total")
+	}
+	if l.Maximum == nil || *l.Maximum < 1 {
+		c.fail("spec.maximum", "a throttle lets at least 1 pass in %s", control.Duration(window.Length))
+		return
+	}
+	// What passes at once is remembered as a time, which must fit beside the clock's.
+	if l.Burst != nil && (*l.Burst < 1 || *l.Burst > schemas.MaxUnits || *l.Burst / *l.Maximum >= 1000) {
+		c.fail("spec.burst", "%d is not from 1 to less than 1000 times the maximum", *l.Burst)
+	}
+}
+
+// addsUp refuses windows that add parts up for metrics whose parts do not make the whole.
+func addsUp(e *entry, l *control.Limit, s *state) Problems {
+	w, err := control.ParseWindow(l.Window)
+	if err != nil || w.Length == 0 && w.Kind != control.WindowConcurrency {
+		return nil
+	}
+	m, ok := spec(s, control.KindMetric, l.Metric, s.dir.Metric)
+	if !ok || m.Aggregation == control.Sum || m.Aggregation == control.Count {
+		return nil
+	}
+	return Problems{e.problem("spec.window", "%s is for metrics with the aggregation sum or count; %s has %s", w.Kind, l.Metric, m.Aggregation)}
+}

@@ -1,0 +1,99 @@
+package control
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Limit is a maximum per tenant, or per subject inside the tenant, in a window.
+type Limit struct {
+	// Tenant or Plan selects whom it holds for; both empty means every tenant.
+	Tenant string `json:"tenant,omitempty"`
+	Plan   string `json:"plan,omitempty"`
+	// Metric is what is counted; list_cost/JPY is money at list prices in that currency, in micro-units.
+	Metric string `json:"metric"`
+	// For names the metrics whose use costs money, for a limit on list_cost: an ask for one of them must carry an estimated cost. Empty means every ask.
+	For []string `json:"for,omitempty"`
+	// Per is the dimension whose values are limited one by one (user, workflow, api_key); empty means the tenant as a whole.
+	Per string `json:"per,omitempty"`
+	// Subject is one value of Per, for which this limit takes the place of the general one.
+	Subject string `json:"subject,omitempty"`
+	// Window is what ParseWindow reads.
+	Window string `json:"window"`
+	// Maximum is in the metric's smallest unit. Nil means that the limit only counts.
+	Maximum *int64 `json:"maximum,omitempty"`
+	// Burst is how much a throttle lets pass at once after a time without use, in the metric's smallest unit. Nil means Maximum.
+	Burst *int64 `json:"burst,omitempty"`
+	// OnUnknown is deny (the default) or allow: the answer when the count is not known.
+	OnUnknown string `json:"on_unknown,omitempty"`
+	// Durable puts the limit on the durable store instead of Redis.
+	Durable bool   `json:"durable,omitempty"`
+	Mode    string `json:"mode,omitempty"`   // hard (the default), soft or shadow
+	Action  string `json:"action,omitempty"` // block (the default), throttle (the default of a throttle's window, and for that alone) or notify
+}
+
+// Window is over what time a limit counts.
+type Window struct {
+	Kind WindowKind
+	// Length is of a sliding window or a throttle; zero else.
+	Length time.Duration
+}
+
+// WindowKind is a kind of Window.
+type WindowKind string
+
+// The kinds. An hour, a day, a week and a month are of the calendar in the tenant's zone; the billing period is the one that the tenant's
+// invoices are made for, a calendar month. Total counts since ever, and concurrency what is held at once. A sliding window is the last so much
+// time. A throttle lets Maximum pass in so much time, evenly.
+const (
+	WindowHour          WindowKind = "hour"
+	WindowDay           WindowKind = "day"
+	WindowWeek          WindowKind = "week"
+	WindowMonth         WindowKind = "month"
+	WindowBillingPeriod WindowKind = "billing_period"
+	WindowTotal         WindowKind = "total"
+	WindowConcurrency   WindowKind = "concurrency"
+	WindowSliding       WindowKind = "sliding"
+	WindowThrottle      WindowKind = "throttle"
+)
+
+// SlidingParts is how many parts a sliding window is counted in. The oldest one, of which some lies outside, counts whole.
+const SlidingParts = 60
+
+// The longest Window.Length, and the shortest of a throttle. A sliding window has whole minutes, so that its parts have whole seconds.
+const (
+	WindowLengthMax   = 31 * 24 * time.Hour
+	ThrottleLengthMin = time.Second
+)
+
+// ParseWindow reads hour, day, week, month, billing_period, total, concurrency, sliding:<duration> and throttle:<duration>.
+func ParseWindow(s string) (Window, error) {
+	kind, length, has := strings.Cut(s, ":")
+	w := Window{Kind: WindowKind(kind)}
+	switch w.Kind {
+	case WindowHour, WindowDay, WindowWeek, WindowMonth, WindowBillingPeriod, WindowTotal, WindowConcurrency:
+		if !has {
+			return w, nil
+		}
+	case WindowSliding, WindowThrottle:
+		if !has {
+			return Window{}, fmt.Errorf("%q needs a duration, such as %s:1h", s, kind)
+		}
+		d, err := ParseDuration(length)
+		if err != nil {
+			return Window{}, err
+		}
+		w.Length = time.Duration(d)
+		switch {
+		case w.Length > WindowLengthMax:
+			return Window{}, fmt.Errorf("%q is longer than %s", s, Duration(WindowLengthMax))
+		case w.Kind == WindowSliding && (w.Length < time.Minute || w.Length%time.Minute != 0):
+			return Window{}, fmt.Errorf("%q: a sliding window has whole minutes, from 1m to %s", s, Duration(WindowLengthMax))
+		case w.Kind == WindowThrottle && w.Length < ThrottleLengthMin:
+			return Window{}, fmt.Errorf("%q: a throttle is over 1s at least", s)
+		}
+		return w, nil
+	}
+	return Window{}, fmt.Errorf("%q is none of hour, day, week, month, billing_period, total, concurrency, sliding:<duration>, throttle:<duration>", s)
+}
