@@ -38,9 +38,8 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.He
 	if err != nil {
 		return nil, err
 	}
-	starting := errors.New("starting")
 	for _, check := range []string{checkKafka, checkRecovery, checkProgress} {
-		health.Set(check, starting)
+		health.Set(check, ops.ErrStarting)
 	}
 	return &Stage{cfg: cfg.withDefaults(), log: log, metrics: m, health: health}, nil
 }

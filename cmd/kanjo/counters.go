@@ -37,6 +37,8 @@ func (c *countersServeCmd) Run(ctx context.Context, e *env) error {
 		return exitError{exitUsage, err}
 	}
 	return c.run(ctx, e, "counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+		health.Probe("kafka", kafka.Reach)
+		health.Probe("redis", redis.Reach)
 		return counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group, MaxHold: c.MaxHold}, log, reg, health)
 	})
 }

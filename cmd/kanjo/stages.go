@@ -92,6 +92,7 @@ func (c *enricherCmd) Run(ctx context.Context, e *env) error {
 		return exitError{exitUsage, err}
 	}
 	return c.run(ctx, e, "enricher", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+		health.Probe("kafka", kafka.Reach)
 		follower, err := directory.NewFollower(kafka, log)
 		if err != nil {
 			return nil, err
@@ -118,6 +119,7 @@ func (c *deduperCmd) Run(ctx context.Context, e *env) error {
 		return exitError{exitUsage, err}
 	}
 	return c.run(ctx, e, "deduper", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+		health.Probe("kafka", kafka.Reach)
 		return deduper.New(deduper.Config{
 			Kafka: kafka, Group: c.Group, StateDir: c.StateDir, Window: c.Window,
 			TransactionRecords: c.TransactionRecords, TransactionInterval: c.TransactionInterval, MemoryKeys: c.MemoryKeys,
@@ -141,6 +143,8 @@ func (c *ledgerCmd) Run(ctx context.Context, e *env) error {
 		return exitError{exitUsage, err}
 	}
 	return c.run(ctx, e, "ledger", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+		health.Probe("kafka", kafka.Reach)
+		health.Probe("clickhouse", ch.Reach)
 		return ledger.New(ledger.Config{Kafka: kafka, ClickHouse: ch, Group: c.Group, BatchRows: c.BatchRows, BatchInterval: c.BatchInterval}, log, reg, health)
 	})
 }

@@ -99,6 +99,9 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 	process := ops.NewRegistry()
 	gatherers = append(gatherers, process)
 	all := ops.NewHealth()
+	all.Probe("kafka", addr.kafka("probe").Reach)
+	all.Probe("redis", redisConfig.Reach)
+	all.Probe("clickhouse", clickhouseConfig.Reach)
 	var stages []*running
 	add := func(name string, create func(*slog.Logger, prometheus.Registerer, *ops.Health) (stage, error)) error {
 		reg, health := prometheus.NewRegistry(), ops.NewHealth()

@@ -23,15 +23,24 @@ import (
 type Health struct {
 	mu     sync.Mutex
 	checks map[string]error
+	probes []probe
 }
 
-var errStarting = errors.New("starting")
+// probe asks a dependency for a sign of life.
+type probe struct {
+	name string
+	ask  func(context.Context) error
+}
+
+// ErrStarting is what a check holds until its stage has something to say. A stage that waits for a dependency from the start may say
+// nothing for long, so whoever asks then is told how the dependencies answer: see Probe.
+var ErrStarting = errors.New("starting")
 
 // NewHealth returns a Health that is not ready until every named check has been set to nil.
 func NewHealth(checks ...string) *Health {
 	h := &Health{checks: make(map[string]error)}
 	for _, c := range checks {
-		h.checks[c] = errStarting
+		h.checks[c] = ErrStarting
 	}
 	return h
 }
@@ -60,13 +69,53 @@ func (h *Health) Ready() error {
 	return nil
 }
 
+// Probe names a dependency of the stage and how to ask it for a sign of life. It is asked only when somebody asks for the
+// readiness of a stage that is still starting.
+func (h *Health) Probe(name string, ask func(context.Context) error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.probes = append(h.probes, probe{name, ask})
+}
+
+// probeTimeout bounds what a question for readiness may wait for the dependencies. It is longer than their own limits.
+const probeTimeout = 3 * time.Second
+
+// explained returns err, and how the dependencies answer when it says no more than that the stage is starting.
+func (h *Health) explained(ctx context.Context, err error) error {
+	if !errors.Is(err, ErrStarting) {
+		return err
+	}
+	h.mu.Lock()
+	probes := slices.Clone(h.probes)
+	h.mu.Unlock()
+	if len(probes) == 0 {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	answers := make([]error, len(probes))
+	var wg sync.WaitGroup
+	for i, p := range probes {
+		wg.Go(func() {
+			if ill := p.ask(ctx); ill != nil {
+				answers[i] = fmt.Errorf("%s does not answer: %w", p.name, ill)
+			}
+		})
+	}
+	wg.Wait()
+	if ill := errors.Join(answers...); ill != nil {
+		return fmt.Errorf("%w: %w", err, ill)
+	}
+	return fmt.Errorf("%w: its dependencies answer", err)
+}
+
 // Handler serves /healthz, /readyz and /metrics.
 func Handler(h *Health, reg prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, "alive", nil) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		if err := h.Ready(); err != nil {
-			reply(w, http.StatusServiceUnavailable, "not ready", err)
+			reply(w, http.StatusServiceUnavailable, "not ready", h.explained(r.Context(), err))
 			return
 		}
 		reply(w, http.StatusOK, "ready", nil)

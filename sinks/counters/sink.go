@@ -139,7 +139,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.He
 		owned: make(map[int32]*partition), joined: make(chan struct{}),
 	}
 	for _, check := range []string{"kafka", "redis", "counters"} {
-		health.Set(check, errors.New("starting"))
+		health.Set(check, ops.ErrStarting)
 	}
 	return s, nil
 }

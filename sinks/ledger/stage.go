@@ -134,9 +134,8 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.He
 	if err != nil {
 		return nil, err
 	}
-	starting := errors.New("starting")
-	health.Set(checkKafka, starting)
-	health.Set(checkClickHouse, starting)
+	health.Set(checkKafka, ops.ErrStarting)
+	health.Set(checkClickHouse, ops.ErrStarting)
 	return &Stage{
 		cfg: cfg, log: log, metrics: newMetrics(reg), health: health, inserter: in,
 		workers:   make(map[topicPartition]*worker),
