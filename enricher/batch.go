@@ -89,6 +89,9 @@ func (w *worker) decide(r *kgo.Record, dir *directory.Directory, a *arena, dst *
 			refusal, final = refuse(schemas.ReasonInternal, "", "panic: %v", p), true
 		}
 	}()
+	if refusal := refuseUnreadable(r); refusal != nil {
+		return refusal, true
+	}
 	meta, refusal := metaOf(r)
 	if refusal != nil {
 		return refusal, true

@@ -132,8 +132,10 @@ type Stage struct {
 
 	mu    sync.Mutex
 	owned map[string]map[int32]bool // partitions that are ours to commit
-	raw   map[string]int32          // partition counts of the raw topics, for the commits' metadata
-	out   counts
+	// unreadable are batches of ours that are still to be skipped.
+	unreadable map[topicPartition]unreadable
+	raw        map[string]int32 // partition counts of the raw topics, for the commits' metadata
+	out        counts
 }
 
 // flightItem is what the committing goroutine receives: a batch, or the wish to have everything before it committed, which
@@ -148,6 +150,9 @@ type flightItem struct {
 func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (*Stage, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
+	}
+	for _, check := range Checks() {
+		health.Set(check, ops.ErrStarting)
 	}
 	s := &Stage{cfg: cfg.withDefaults(), log: log, metrics: newMetrics(reg), health: health}
 	for range s.cfg.Workers {
@@ -223,6 +228,7 @@ func clientOptions(cfg Config) []kgo.Opt {
 		kgo.BlockRebalanceOnPoll(),
 		kgo.SessionTimeout(session), kgo.HeartbeatInterval(heartbeat), kgo.RebalanceTimeout(rebalance),
 		kgo.FetchMaxPartitionBytes(4 << 20),
+		kgo.MaxDecompressBatchBytes(rawBatchBytesMax),
 		kgo.ProducerBatchMaxBytes(produceBatchBytes),
 		kgo.MaxBufferedRecords(inFlight * cfg.BatchRecords),
 	}
@@ -367,7 +373,7 @@ func (s *Stage) poll(ctx context.Context, cl *kgo.Client) error {
 		case <-ctx.Done():
 			return nil
 		}
-		fetches := cl.PollRecords(ctx, s.cfg.BatchRecords)
+		fetches := s.next(ctx, cl)
 		if ctx.Err() != nil {
 			// Records that came with the end are not taken: their positions stay uncommitted.
 			cl.AllowRebalance()
@@ -405,8 +411,8 @@ func (s *Stage) fetchError(fetches kgo.Fetches) error {
 			return fmt.Errorf("enricher: retention gap: %s/%d no longer holds the position that the group %s committed, so raw records were deleted before they were read, or the topic was made anew: "+
 				"find out what is missing, then set the group's position to the topic's start (docs/runbook.md, \"Retention gap\"): %w", f.Topic, f.Partition, s.cfg.Group, f.Err)
 		}
-		if errors.Is(f.Err, context.Canceled) || errors.Is(f.Err, context.DeadlineExceeded) {
-			continue
+		if errors.Is(f.Err, context.Canceled) || errors.Is(f.Err, context.DeadlineExceeded) || errors.Is(f.Err, kgo.ErrMaxDecompress) {
+			continue // next sees to the last
 		}
 		s.log.Warn("fetch failed, trying again", "topic", f.Topic, "partition", f.Partition, "error", f.Err)
 		s.health.Set(checkKafka, fmt.Errorf("fetch %s/%d: %w", f.Topic, f.Partition, f.Err))
@@ -661,6 +667,7 @@ func (s *Stage) lost(_ context.Context, _ *kgo.Client, parts map[string][]int32)
 	for topic, ps := range parts {
 		for _, p := range ps {
 			delete(s.owned[topic], p)
+			delete(s.unreadable, topicPartition{topic, p})
 			s.metrics.lag.DeleteLabelValues(topic, strconv.Itoa(int(p)))
 		}
 	}

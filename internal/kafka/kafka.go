@@ -88,7 +88,9 @@ func (c Config) Options() ([]kgo.Opt, error) {
 		// Without this, a partition that has no committed position would begin at its end, against NoResetOffset's
 		// documentation in franz-go 1.22.3, and what stands in it would be skipped in silence.
 		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
-		kgo.MaxDecompressBatchBytes(64 << 20),
+		// Only our own stages write the topics that most clients read. The largest is a reject, which is somewhat more than what the
+		// enricher may read, 64 MiB.
+		kgo.MaxDecompressBatchBytes(128 << 20),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerBatchCompression(kgo.Lz4Compression(), kgo.NoCompression()),
 	}
