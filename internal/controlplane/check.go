@@ -169,7 +169,10 @@ func (c *checker) tenant(t *control.Tenant) {
 	if c.need("spec.grace") && t.Grace > graceMax {
 		c.fail("spec.grace", "%s is more than %s", t.Grace, graceMax)
 	}
-	if t.PriceBook != "" && t.Series == "" && !c.e.unknown {
+	if t.PriceBook != "" && t.Contract != "" {
+		c.fail("spec.contract", "give contract or price_book: the contract names its price book")
+	}
+	if (t.PriceBook != "" || t.Contract != "") && t.Series == "" && !c.e.unknown {
 		c.fail("spec.series", "missing: a tenant with a price book needs a numbering series for its documents")
 	}
 	if t.Plan != "" && !plainName.MatchString(t.Plan) {
@@ -361,9 +364,21 @@ func checkTogether(set Set, s *state, window time.Duration) Problems {
 			}
 		case *control.Tenant:
 			refer(e, "spec.price_book", control.KindPriceBook, v.PriceBook)
+			refer(e, "spec.contract", control.KindContract, v.Contract)
 			refer(e, "spec.series", control.KindSeries, v.Series)
+		case *control.Contract:
+			refer(e, "spec.price_book", control.KindPriceBook, v.PriceBook)
+			problems = append(problems, checkContract(e, v, s)...)
+		case *control.CountingRules:
+			problems = append(problems, placed(e, v.Lint(s.metricOf))...)
+		case *control.Dispute:
+			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
+			refer(e, "spec.source", control.KindSource, v.Source)
+			refer(e, "spec.metric", control.KindMetric, v.Metric)
+			problems = append(problems, placed(e, v.Lint())...)
 		case *control.Source:
 			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
+			refer(e, "spec.counting_rules", control.KindCountingRules, v.CountingRules)
 			for i, t := range v.TrustedTenants {
 				if t != "*" {
 					refer(e, fmt.Sprintf("spec.trusted_tenants[%d]", i), control.KindTenant, t)
@@ -393,12 +408,9 @@ func checkTogether(set Set, s *state, window time.Duration) Problems {
 			}
 			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
 		case *control.PriceBook:
-			problems = append(problems, lint(e, v, func(name string) (*control.Metric, bool) {
-				if m, ok := spec(s, control.KindMetric, name, s.dir.Metric); ok {
-					return m, true
-				}
-				return nil, s.exists(control.KindMetric, name) // broken in the set: reported there
-			})...)
+			problems = append(problems, currencies(e, v)...)
+			problems = append(problems, placed(e, v.Lint(s.metricOf))...)
+			problems = append(problems, checkContractsOf(e, v, s)...)
 		case *control.Series:
 			if old, ok := firstSeries(s.dir, e.name); ok && old.Partition != v.Partition {
 				problems = append(problems, e.problem("spec.partition", "was %d and never changes: the series' documents stand there", old.Partition))
@@ -420,28 +432,6 @@ func checkTogether(set Set, s *state, window time.Duration) Problems {
 	return append(problems, danglers(set, s)...)
 }
 
-// lint gives the findings of the price book's own rules their places. A finding begins with its path in the book, in
-// which the items' keys stand in brackets for people.
-func lint(e *entry, book *control.PriceBook, metrics func(string) (*control.Metric, bool)) Problems {
-	problems := currencies(e, book)
-	err := book.Lint(metrics)
-	if err == nil {
-		return problems
-	}
-	findings := []error{err}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		findings = joined.Unwrap()
-	}
-	for _, f := range findings {
-		path, message, ok := strings.Cut(f.Error(), ": ")
-		if !ok {
-			path, message = "", f.Error()
-		}
-		problems = append(problems, e.problem(strings.TrimSuffix("spec."+inBrackets.ReplaceAllString(path, ""), "."), "%s", message))
-	}
-	return problems
-}
-
 // currencies checks that every currency is one that rating knows the exponent of. What has not the form of a code is for Lint to say.
 func currencies(e *entry, book *control.PriceBook) Problems {
 	var problems Problems
@@ -457,10 +447,7 @@ func currencies(e *entry, book *control.PriceBook) Problems {
 	return problems
 }
 
-var (
-	inBrackets   = regexp.MustCompile(` \([^)]*\)`)
-	currencyCode = regexp.MustCompile(`^[A-Z]{3}$`)
-)
+var currencyCode = regexp.MustCompile(`^[A-Z]{3}$`)
 
 // danglers finds what would still refer to a document that the set deletes.
 func danglers(set Set, s *state) Problems {
@@ -516,6 +503,7 @@ func danglers(set Set, s *state) Problems {
 			}
 		}
 	}
+	usesOfBilling(s, uses)
 	for _, name := range s.names(control.KindLimit) {
 		if l, ok := spec(s, control.KindLimit, name, s.dir.Limit); ok {
 			for _, metric := range append([]string{l.Metric}, l.For...) {

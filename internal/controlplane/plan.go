@@ -234,18 +234,10 @@ func checkFinal(e *entry, s *state, opt Options, from time.Time) Problems {
 	if opt.FinalUntil == nil || !from.Before(opt.Now) {
 		return nil // what is final lies in the past
 	}
-	var tenants []string
-	switch e.kind {
-	case control.KindTenant:
-		tenants = []string{e.name}
-	case control.KindPriceBook:
-		for _, name := range s.names(control.KindTenant) {
-			if t, ok := s.dir.Tenant(name, opt.Now); ok && t.PriceBook == e.name {
-				tenants = append(tenants, name)
-			}
-		}
+	if book, ok := e.spec.(*control.PriceBook); ok && onlyExtends(book, s.dir, e.name, from, opt.Now) {
+		return nil // it prices what had no price, and leaves what had one
 	}
-	for _, tenant := range tenants {
+	for _, tenant := range payers(e, s, opt.Now) {
 		final, err := opt.FinalUntil(tenant)
 		if err != nil {
 			return Problems{e.problem("effective_from", "lies in the past, and it cannot be found out which periods are final: %v", err)}

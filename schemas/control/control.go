@@ -21,11 +21,15 @@ const (
 	KindGatewayKey Kind = "GatewayKey"
 	KindLimit      Kind = "Limit"
 	KindSeries     Kind = "Series"
+
+	KindCountingRules Kind = "CountingRules"
+	KindContract      Kind = "Contract"
+	KindDispute       Kind = "Dispute"
 )
 
 // Kinds lists every kind in publishing order.
 func Kinds() []Kind {
-	return []Kind{KindMetric, KindPriceBook, KindSeries, KindTenant, KindSource, KindGatewayKey, KindLimit}
+	return []Kind{KindMetric, KindPriceBook, KindContract, KindCountingRules, KindSeries, KindTenant, KindDispute, KindSource, KindGatewayKey, KindLimit}
 }
 
 // Document is one version of a control document as it stands on kanjo.control under the record key kind/name/version. A
@@ -86,6 +90,8 @@ type Tenant struct {
 	Grace Duration `json:"grace"`
 	// PriceBook names the price book of the tenant's contract; empty means that usage is metered and not billed.
 	PriceBook string `json:"price_book,omitempty"`
+	// Contract names the tenant's own contract, which names the price book; PriceBook is empty then.
+	Contract string `json:"contract,omitempty"`
 	// Series names the numbering series of the tenant's documents.
 	Series string `json:"series,omitempty"`
 	// Plan selects limits; Labels are free.
@@ -121,7 +127,7 @@ type Source struct {
 	// Beyond applies outside these bounds, MissingTime when the event has no time.
 	Beyond      BeyondTrust `json:"beyond"`
 	MissingTime BeyondTrust `json:"missing_time"`
-	// CountingRules names the dated rules that say what one is (n8n production executions, Zapier tasks); empty means as sent.
+	// CountingRules names the [CountingRules] that say what one is (n8n production executions, Zapier tasks); empty means as sent.
 	CountingRules string `json:"counting_rules,omitempty"`
 }
 

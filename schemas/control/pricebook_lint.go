@@ -89,8 +89,13 @@ func (l *linter) unused(at string, set bool) {
 	}
 }
 
+// validKey reports whether a key may stand on documents: 1 to 128 letters, digits, '_', '-' and '.'.
+func validKey(key string) bool {
+	return key != "" && len(key) <= 128 && strings.Trim(key, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == ""
+}
+
 func (l *linter) key(at, key string, seen map[string]bool) {
-	if key == "" || len(key) > 128 || strings.Trim(key, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") != "" {
+	if !validKey(key) {
 		l.fail(at+".key", "%q: want 1 to 128 letters, digits, '_', '-' and '.'", key)
 		return
 	}

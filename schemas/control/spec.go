@@ -17,6 +17,12 @@ func NewSpec(k Kind) any {
 		return new(Limit)
 	case KindPriceBook:
 		return new(PriceBook)
+	case KindContract:
+		return new(Contract)
+	case KindCountingRules:
+		return new(CountingRules)
+	case KindDispute:
+		return new(Dispute)
 	}
 	return nil
 }
