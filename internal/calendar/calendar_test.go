@@ -188,18 +188,18 @@ func TestAZoneChangeStartsWhereTheRunningPeriodEnds(t *testing.T) {
 	}
 	june := "[2026-05-31T15:00:00Z, 2026-06-30T15:00:00Z) Asia/Tokyo"
 	july := "[2026-06-30T15:00:00Z, 2026-07-31T15:00:00Z) Asia/Tokyo"
-	check([]ZoneFrom{{Zone: tokyo}, {instant(t, "2026-07-10T00:00:00Z"), ny}}, june, july,
+	check([]ZoneFrom{{Zone: tokyo}, {From: instant(t, "2026-07-10T00:00:00Z"), Zone: ny}}, june, july,
 		"[2026-07-31T15:00:00Z, 2026-09-01T04:00:00Z) America/New_York", "[2026-09-01T04:00:00Z, 2026-10-01T04:00:00Z) America/New_York")
 	// At the very end of July: August is New York's.
-	check([]ZoneFrom{{Zone: tokyo}, {instant(t, "2026-07-31T15:00:00Z"), ny}}, june, july, "[2026-07-31T15:00:00Z, 2026-09-01T04:00:00Z) America/New_York")
+	check([]ZoneFrom{{Zone: tokyo}, {From: instant(t, "2026-07-31T15:00:00Z"), Zone: ny}}, june, july, "[2026-07-31T15:00:00Z, 2026-09-01T04:00:00Z) America/New_York")
 	// The first instant after it: September is.
-	check([]ZoneFrom{{Zone: tokyo}, {instant(t, "2026-07-31T15:00:01Z"), ny}}, june, july,
+	check([]ZoneFrom{{Zone: tokyo}, {From: instant(t, "2026-07-31T15:00:01Z"), Zone: ny}}, june, july,
 		"[2026-07-31T15:00:00Z, 2026-08-31T15:00:00Z) Asia/Tokyo", "[2026-08-31T15:00:00Z, 2026-10-01T04:00:00Z) America/New_York")
 	// Two changes in one period: the last one counts.
-	check([]ZoneFrom{{Zone: tokyo}, {instant(t, "2026-07-10T00:00:00Z"), ny}, {instant(t, "2026-07-11T00:00:00Z"), berlin}}, june, july,
+	check([]ZoneFrom{{Zone: tokyo}, {From: instant(t, "2026-07-10T00:00:00Z"), Zone: ny}, {From: instant(t, "2026-07-11T00:00:00Z"), Zone: berlin}}, june, july,
 		"[2026-07-31T15:00:00Z, 2026-08-31T22:00:00Z) Europe/Berlin")
 	// A change after August has begun by Tokyo's end of July and before New York's own first of August.
-	check([]ZoneFrom{{Zone: tokyo}, {instant(t, "2026-07-10T00:00:00Z"), ny}, {instant(t, "2026-07-31T20:00:00Z"), berlin}}, june, july,
+	check([]ZoneFrom{{Zone: tokyo}, {From: instant(t, "2026-07-10T00:00:00Z"), Zone: ny}, {From: instant(t, "2026-07-31T20:00:00Z"), Zone: berlin}}, june, july,
 		"[2026-07-31T15:00:00Z, 2026-09-01T04:00:00Z) America/New_York", "[2026-09-01T04:00:00Z, 2026-09-30T22:00:00Z) Europe/Berlin")
 }
 
@@ -212,7 +212,7 @@ func TestPeriodsOfAnyHistoryTileTime(t *testing.T) {
 		at := time.Date(2009, 1, 1, 0, 0, 0, 0, time.UTC)
 		for range rng.IntN(6) {
 			at = at.Add(time.Duration(rng.Int64N(int64(70 * 24 * time.Hour))))
-			h = append(h, ZoneFrom{at, load(t, tileZones[rng.IntN(len(tileZones))])})
+			h = append(h, ZoneFrom{From: at, Zone: load(t, tileZones[rng.IntN(len(tileZones))]), Anchor: rng.IntN(32)})
 		}
 		var last Period
 		for n := range 40 {
