@@ -127,7 +127,8 @@ func (e *Explanation) collect(ctx context.Context, deps Deps, cut *document.Cut,
 	}
 	line, _, _ := strings.Cut(e.Line.Key, "@")
 	sum := money.Exact{}
-	err = ledger.Events(ctx, cut.Tenant, e.Line.Metric, segment.Start, segment.End, func(ev mediation.Event) error {
+	what := mediation.EventsQuery{Tenant: cut.Tenant, Metric: e.Line.Metric, Start: segment.Start, End: segment.End}
+	err = ledger.Events(ctx, what, func(ev mediation.Event) error {
 		if _, key, ok := book.ItemOf(&rating.Usage{Metric: ev.Metric, Dimensions: ev.Dimensions}); !ok || key != line {
 			return nil
 		}

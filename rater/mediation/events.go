@@ -22,28 +22,36 @@ type Event struct {
 	CorrectedBy string              // key of the amend event, in hexadecimal; empty for none
 }
 
-// Events calls fn for each measure of a metric in [start, end) that counts for the tenant, in the order of OccurredAt and then of identity.
-func (l *Ledger) Events(ctx context.Context, tenant, metric string, start, end time.Time, fn func(Event) error) error {
+// EventsQuery selects the measures of one metric of one tenant in [Start, End). Effects are those of [Batch].
+type EventsQuery struct {
+	Tenant, Metric string
+	Start, End     time.Time
+	Effects        []Effect
+}
+
+// Events calls fn for each measure that counts, in the order of OccurredAt and then of identity. Its quantity is the one that counts.
+func (l *Ledger) Events(ctx context.Context, what EventsQuery, fn func(Event) error) error {
 	ctx = settings(ctx)
-	q := &query{ledger: l, batch: Batch{Tenants: []string{tenant}, Start: start, End: end}}
+	tenant, metric := what.Tenant, what.Metric
+	q := &query{ledger: l, batch: Batch{Tenants: []string{tenant}, Start: what.Start, End: what.End, Effects: what.Effects}}
 	if err := q.corrections(ctx); err != nil {
 		return err
 	}
-	rows, err := l.conn.Query(ctx, fmt.Sprintf(`SELECT source, id, occurred_at, units, scale, mapSort(dimensions), corrected_by FROM (%s)
-WHERE metric = %s ORDER BY occurred_at, source, id`, q.rows(), text(metric)))
+	rows, err := l.conn.Query(ctx, fmt.Sprintf(`SELECT source, id, occurred_at, toInt128(units), scale, mapSort(dimensions), corrected_by FROM (%s)
+WHERE metric = %s ORDER BY occurred_at, source, id`, q.metered(), text(metric)))
 	if err != nil {
 		return fmt.Errorf("read the events of tenant %s: %w", tenant, err)
 	}
 	defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
 	for rows.Next() {
 		e := Event{Metric: metric}
-		var units int64
+		var units big.Int
 		var scale uint8
 		var dims map[string]string
 		if err := rows.Scan(&e.Source, &e.ID, &e.OccurredAt, &units, &scale, &dims, &e.CorrectedBy); err != nil {
 			return fmt.Errorf("read the events of tenant %s: %w", tenant, err)
 		}
-		e.Quantity = money.FromUnits(big.NewInt(units), scale)
+		e.Quantity = money.FromUnits(&units, scale)
 		for _, name := range slices.Sorted(maps.Keys(dims)) {
 			e.Dimensions = append(e.Dimensions, schemas.Dimension{Name: name, Value: dims[name]})
 		}

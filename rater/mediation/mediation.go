@@ -41,6 +41,8 @@ type Batch struct {
 	Splits []time.Time
 	// Metrics says how each known metric is aggregated. A metric that is not in it is summed, over all dimensions.
 	Metrics map[string]Metric
+	// Effects say which events count as something else than they were sent, the first that takes a measure deciding.
+	Effects []Effect
 }
 
 // Result is a tenant's usage.
@@ -51,6 +53,10 @@ type Result struct {
 	SHA256 string // hex, see the package's documentation
 	// Superseded, Cancelled and Amended count the tenant's copies that do not count, and the events that corrections changed.
 	Superseded, Cancelled, Amended int64
+	// Effects is what the batch's effects changed: sorted by effect, segment and metric.
+	Effects []EffectTotal
+	// Queries are the texts of the queries that made Usage, by segment.
+	Queries []string
 }
 
 // Ledger reads usage as of a cut. It is safe for concurrent use.
@@ -162,6 +168,9 @@ func (l *Ledger) Mediate(ctx context.Context, b Batch) (map[string]*Result, erro
 	if err := q.totals(ctx, results); err != nil {
 		return nil, err
 	}
+	if err := q.effects(ctx, results); err != nil {
+		return nil, err
+	}
 	if err := q.digests(ctx, results); err != nil {
 		return nil, err
 	}
@@ -222,7 +231,7 @@ func CountRows(ctx context.Context, conn driver.Conn, cut Cut) (uint64, error) {
 func emptyResults(b Batch) map[string]*Result {
 	results := make(map[string]*Result, len(b.Tenants))
 	for _, t := range b.Tenants {
-		results[t] = &Result{Usage: make([][]rating.Usage, len(b.Splits)+1), SHA256: emptySHA256}
+		results[t] = &Result{Usage: make([][]rating.Usage, len(b.Splits)+1), Queries: make([]string, len(b.Splits)+1), SHA256: emptySHA256}
 	}
 	return results
 }
@@ -334,9 +343,37 @@ func (q *query) segment() string {
 }
 
 func (q *query) totals(ctx context.Context, results map[string]*Result) error {
-	dims := q.dimensions()
+	err := q.aggregated(ctx, results, q.metered(), "toUInt16(0)", "toInt128(0)", q.dimensions(), func(r *Result, row *totalRow) error {
+		r.Usage[row.segment] = append(r.Usage[row.segment], row.usage)
+		r.Queries[row.segment] = row.query
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("sum up usage: %w", err)
+	}
+	for _, r := range results {
+		for _, usage := range r.Usage {
+			slices.SortFunc(usage, compareUsage)
+		}
+	}
+	return nil
+}
+
+// totalRow is a total as the engine gives it.
+type totalRow struct {
+	segment int
+	usage   rating.Usage
+	scale   uint8
+	// rule and counted are the value of the column rule and the expression counted that aggregated was asked for.
+	rule    uint16
+	counted big.Int
+	query   string // the text of the query, the same for each row
+}
+
+// aggregated calls put for each total of what from selects: by tenant, segment, metric, scale, the dimensions dims and the column rule.
+func (q *query) aggregated(ctx context.Context, results map[string]*Result, from, rule, counted string, dims []string, put func(*Result, *totalRow) error) error {
 	var query strings.Builder
-	fmt.Fprintf(&query, "SELECT tenant, %s AS segment, metric, scale", q.segment())
+	fmt.Fprintf(&query, "SELECT tenant, %s AS segment, metric, scale, %s AS by_rule", q.segment(), rule)
 	for i, name := range dims {
 		names := q.metricsWith(func(m Metric) bool { return slices.Contains(m.Dimensions, name) })
 		value := "dimensions[" + text(name) + "]"
@@ -345,7 +382,7 @@ func (q *query) totals(ctx context.Context, results map[string]*Result) error {
 		}
 		fmt.Fprintf(&query, ", %s AS d%d", value, i)
 	}
-	query.WriteString(", toInt128(count()) AS events, sum(toInt128(units)) AS total")
+	fmt.Fprintf(&query, ", toInt128(count()) AS events, sum(toInt128(units)) AS total, toInt128(%s) AS all_counted", counted)
 	// What no metric of the batch asks for is not computed.
 	aggregate := func(a control.Aggregation, column, expression string) {
 		if names := q.metricsWith(func(m Metric) bool { return m.Aggregation == a }); len(names) > 0 {
@@ -357,46 +394,47 @@ func (q *query) totals(ctx context.Context, results map[string]*Result) error {
 	aggregate(control.Max, "highest", "maxIf(units, metric IN (METRICS))")
 	aggregate(control.Latest, "latest", "argMaxIf(units, (occurred_at, event_key), metric IN (METRICS))")
 	aggregate(control.Distinct, "different", "uniqExactIf("+q.distinctValue()+", metric IN (METRICS))")
-	fmt.Fprintf(&query, " FROM (%s) GROUP BY tenant, segment, metric, scale", q.rows())
+	fmt.Fprintf(&query, " FROM (%s) GROUP BY tenant, segment, metric, scale, by_rule", from)
 	for i := range dims {
 		fmt.Fprintf(&query, ", d%d", i)
 	}
-	rows, err := q.ledger.conn.Query(ctx, query.String())
-	if err != nil {
-		return fmt.Errorf("sum up usage: %w", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
 	var (
 		tenant, metric                           string
 		segment                                  uint32
-		scale                                    uint8
+		row                                      = totalRow{query: query.String()}
 		events, total, highest, latest, distinct big.Int
 		values                                   = make([]string, len(dims))
 	)
-	into := []any{&tenant, &segment, &metric, &scale}
+	rows, err := q.ledger.conn.Query(ctx, row.query)
+	if err != nil {
+		return err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err says what went wrong
+	into := []any{&tenant, &segment, &metric, &row.scale, &row.rule}
 	for i := range values {
 		into = append(into, &values[i])
 	}
-	into = append(into, &events, &total, &highest, &latest, &distinct)
+	into = append(into, &events, &total, &row.counted, &highest, &latest, &distinct)
 	for rows.Next() {
 		if err := rows.Scan(into...); err != nil {
-			return fmt.Errorf("sum up usage: %w", err)
+			return err
 		}
 		r := results[tenant]
 		if r == nil || int(segment) >= len(r.Usage) {
-			return fmt.Errorf("sum up usage: the engine answered for tenant %q segment %d, which was not asked", tenant, segment)
+			return fmt.Errorf("the engine answered for tenant %q segment %d, which was not asked", tenant, segment)
 		}
+		row.segment = int(segment)
 		m, known := q.batch.Metrics[metric]
 		u := rating.Usage{Metric: metric, Aggregation: cmp.Or(m.Aggregation, control.Sum), Events: events.Int64()}
 		switch u.Aggregation {
 		case control.Sum:
-			u.Quantity = money.FromUnits(&total, scale)
+			u.Quantity = money.FromUnits(&total, row.scale)
 		case control.Count:
 			u.Quantity = money.FromUnits(&events, 0)
 		case control.Max:
-			u.Quantity = money.FromUnits(&highest, scale)
+			u.Quantity = money.FromUnits(&highest, row.scale)
 		case control.Latest:
-			u.Quantity = money.FromUnits(&latest, scale)
+			u.Quantity = money.FromUnits(&latest, row.scale)
 		case control.Distinct:
 			u.Quantity = money.FromUnits(&distinct, 0)
 		default:
@@ -407,17 +445,12 @@ func (q *query) totals(ctx context.Context, results map[string]*Result) error {
 				u.Dimensions = append(u.Dimensions, schemas.Dimension{Name: name, Value: values[i]})
 			}
 		}
-		r.Usage[segment] = append(r.Usage[segment], u)
-	}
-	if err := rows.Err(); err != nil {
-		return fmt.Errorf("sum up usage: %w", err)
-	}
-	for _, r := range results {
-		for _, usage := range r.Usage {
-			slices.SortFunc(usage, compareUsage)
+		row.usage = u
+		if err := put(r, &row); err != nil {
+			return err
 		}
 	}
-	return nil
+	return rows.Err()
 }
 
 // distinctValue is the value that a distinct metric counts, null for an event without the dimension: it has none.
