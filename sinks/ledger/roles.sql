@@ -22,6 +22,8 @@ CREATE ROLE IF NOT EXISTS kanjo_rater;
 GRANT SELECT ON * TO kanjo_rater;
 GRANT INSERT ON audit_ranges TO kanjo_rater;
 GRANT INSERT ON superseded_audited TO kanjo_rater;
+GRANT INSERT ON metered_totals TO kanjo_rater;
+GRANT INSERT ON metering_queries TO kanjo_rater;
 GRANT INSERT ON replays TO kanjo_rater;
 
 -- The views read the tables as kanjo_views, a user nobody can log in as, so that an analyst needs no right on a table.
@@ -37,6 +39,7 @@ ALTER TABLE rejected MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
 ALTER TABLE conflicts MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
 ALTER TABLE invoices MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
 ALTER TABLE invoice_lines MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
+ALTER TABLE totals MODIFY SQL SECURITY DEFINER DEFINER = kanjo_views;
 
 CREATE ROLE IF NOT EXISTS kanjo_analyst;
 GRANT SELECT ON usage TO kanjo_analyst;
@@ -47,6 +50,7 @@ GRANT SELECT ON rejected TO kanjo_analyst;
 GRANT SELECT ON conflicts TO kanjo_analyst;
 GRANT SELECT ON invoices TO kanjo_analyst;
 GRANT SELECT ON invoice_lines TO kanjo_analyst;
+GRANT SELECT ON totals TO kanjo_analyst;
 
 -- An analyst of one tenant is a user named tenant/<tenant> with this role, and sees that tenant alone. rejected is not for
 -- them: whose a refused record is, nobody has checked.
@@ -58,8 +62,9 @@ GRANT SELECT ON ai_cost_daily TO kanjo_tenant_analyst;
 GRANT SELECT ON conflicts TO kanjo_tenant_analyst;
 GRANT SELECT ON invoices TO kanjo_tenant_analyst;
 GRANT SELECT ON invoice_lines TO kanjo_tenant_analyst;
-CREATE ROW POLICY IF NOT EXISTS kanjo_own ON usage, corrections, usage_daily, ai_cost_daily, conflicts, invoices, invoice_lines
+GRANT SELECT ON totals TO kanjo_tenant_analyst;
+CREATE ROW POLICY IF NOT EXISTS kanjo_own ON usage, corrections, usage_daily, ai_cost_daily, conflicts, invoices, invoice_lines, totals
     FOR SELECT USING concat('tenant/', tenant) = currentUser() TO kanjo_tenant_analyst;
 -- With a policy on a view, whoever has none would see nothing.
-CREATE ROW POLICY IF NOT EXISTS kanjo_all ON usage, corrections, usage_daily, ai_cost_daily, conflicts, invoices, invoice_lines
+CREATE ROW POLICY IF NOT EXISTS kanjo_all ON usage, corrections, usage_daily, ai_cost_daily, conflicts, invoices, invoice_lines, totals
     FOR SELECT USING 1 TO ALL EXCEPT kanjo_tenant_analyst;
