@@ -45,7 +45,7 @@ func (c *closing) adjust(ctx context.Context) error {
 	}
 	var cuts []*document.Cut
 	for _, p := range final {
-		p.cut.Wave = c.archive.Waves[document.TenantPeriod{Tenant: p.tenant, Period: c.opts.Period}] + 1
+		p.cut.Wave, p.cut.Again = c.archive.NextWave(document.TenantPeriod{Tenant: p.tenant, Period: c.opts.Period}), false
 		p.cut.Log, p.cut.TakenAt = log, utcSeconds(c.Now())
 		cuts = append(cuts, &p.cut)
 	}
@@ -60,6 +60,7 @@ func (c *closing) adjust(ctx context.Context) error {
 // final returns the tenants that have an invoice for the period, with a copy of its cut.
 func (c *closing) final() ([]*planned, error) {
 	var out []*planned
+	from := sendersOf(c.Directory)
 	for k, e := range c.archive.Invoices {
 		if k.Period != c.opts.Period || len(c.opts.Tenants) > 0 && !slices.Contains(c.opts.Tenants, k.Tenant) {
 			continue
@@ -69,7 +70,16 @@ func (c *closing) final() ([]*planned, error) {
 			return nil, fmt.Errorf("the cut of document %s is not on kanjo.documents", e.Number)
 		}
 		c.reports[k.Tenant] = &TenantReport{Tenant: k.Tenant, Status: Unchanged, Start: cut.Start, End: cut.End, Series: cut.Series}
-		out = append(out, &planned{tenant: k.Tenant, cut: *cut})
+		p := &planned{tenant: k.Tenant, cut: *cut}
+		// Everything is as the invoice's cut pinned it but for disputes, which are decided after it, and for prices of what had none.
+		var err error
+		if p.cut.Disputes, err = from.disputesOf(c.Directory, k.Tenant); err != nil {
+			return nil, err
+		}
+		if err = c.extend(&p.cut); err != nil {
+			return nil, err
+		}
+		out = append(out, p)
 	}
 	return out, nil
 }
@@ -125,14 +135,17 @@ func (c *closing) adjustments(ctx context.Context, cuts []*document.Cut) error {
 	return nil
 }
 
-// adjustment returns the difference to the documents of earlier waves, its body nil when there is none, and the usage without a price
-// that they do not list.
+// adjustment returns the difference to the invoice that stands and its adjustments of earlier waves, its body nil when there is none, and
+// the usage without a price that they do not list.
 func (c computed) adjustment(documents []*document.Document) (computed, []document.Unpriced, error) {
 	var before []*document.Body
 	var corrects []document.Reference
 	for _, d := range documents {
 		if d.Envelope.Wave >= c.cut.Wave {
 			continue
+		}
+		if d.Envelope.Kind == document.KindInvoice {
+			before, corrects = nil, nil // what stood before it was credited
 		}
 		body, err := d.DecodedBody()
 		if err != nil {
@@ -145,7 +158,7 @@ func (c computed) adjustment(documents []*document.Document) (computed, []docume
 	if err != nil {
 		return c, nil, fmt.Errorf("adjust tenant %s for %s: %w", c.cut.Tenant, c.cut.Period, err)
 	}
-	out := computed{cut: c.cut, body: body}
+	out := computed{cut: c.cut, body: body, result: c.result}
 	if body != nil {
 		out.bytes, err = document.Canonical(body)
 	}

@@ -182,11 +182,17 @@ func newClosing(deps Deps, opts Options) *closing {
 
 // do runs work with the clients open, and reports what became of the tenants also when it fails.
 func (c *closing) do(ctx context.Context, work func(*closing, context.Context) error) (*Report, error) {
-	report := &Report{Period: c.opts.Period}
 	var err error
 	if c.ym, err = calendar.ParseYearMonth(c.opts.Period); err != nil {
-		return report, err
+		return &Report{Period: c.opts.Period}, err
 	}
+	return c.with(ctx, work)
+}
+
+// with is do for work that is about no period.
+func (c *closing) with(ctx context.Context, work func(*closing, context.Context) error) (*Report, error) {
+	report := &Report{Period: c.opts.Period}
+	var err error
 	if c.client, err = c.Kafka.NewClient(); err != nil {
 		return report, err
 	}
@@ -247,9 +253,10 @@ func (c *closing) plan() ([]*planned, error) {
 		return nil, err
 	}
 	var ready []*planned
+	from := sendersOf(c.Directory)
 	for i, tenant := range tenants {
 		c.Progress(Progress{Step: "plan", Done: i, Total: len(tenants)})
-		p, err := plan(c.Directory, tenant, c.ym)
+		p, err := plan(c.Directory, from, tenant, c.ym)
 		if err == nil && p.billed {
 			err = c.computer.try(&p.cut)
 		}
@@ -331,58 +338,79 @@ func (c *closing) cuts(ctx context.Context, ready []*planned) ([]*document.Cut, 
 	if err != nil {
 		return nil, err
 	}
-	var cuts, missing []*document.Cut
+	var cuts, missing, revised []*document.Cut
 	for _, p := range ready {
 		cut := c.archive.Cuts[document.TenantPeriod{Tenant: p.tenant, Period: c.opts.Period}]
 		if cut == nil {
 			cut = &p.cut
+			cut.Wave = c.archive.NextWave(document.TenantPeriod{Tenant: p.tenant, Period: c.opts.Period})
+			cut.Again = cut.Wave > 0 // the invoice before was credited
 			missing = append(missing, cut)
 		} else if c.closers[cut.Series] == nil && !c.opts.DryRun {
 			c.fail(p.tenant, fmt.Errorf("tenant %s: its cut of %s is in series %s, and it is now in series %s: put it back until the period is closed",
 				p.tenant, c.opts.Period, cut.Series, p.cut.Series))
 			continue
+		} else if now, err := c.revised(cut); err != nil {
+			c.fail(p.tenant, err)
+			continue
+		} else if now != cut {
+			cut = now
+			revised = append(revised, cut)
 		}
 		cuts = append(cuts, cut)
 	}
-	if len(missing) == 0 {
+	if len(missing) > 0 {
+		if missing, err = c.take(ctx, missing); err != nil {
+			return nil, err
+		}
+		cuts = slices.DeleteFunc(cuts, func(cut *document.Cut) bool { return c.reports[cut.Tenant].Status == NotYet })
+	}
+	if c.opts.DryRun {
 		return cuts, nil
 	}
-	take := c.takeCut
+	return cuts, c.commitCuts(ctx, append(missing, revised...))
+}
+
+// take puts the end of the log into cuts that are new, and returns those of them that are to be committed.
+func (c *closing) take(ctx context.Context, cuts []*document.Cut) ([]*document.Cut, error) {
+	end := c.takeCut
 	if c.opts.DryRun {
-		take = c.presentCut
+		end = c.presentCut
 	}
-	log, err := take(ctx)
+	log, err := end(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for _, cut := range missing {
+	for _, cut := range cuts {
 		cut.Log, cut.TakenAt = log, utcSeconds(c.Now())
 	}
-	if missing, err = c.withoutNewcomers(ctx, missing); err != nil {
-		return nil, err
+	return c.withoutNewcomers(ctx, cuts)
+}
+
+// commitCuts writes cuts, each into the partition of its series.
+func (c *closing) commitCuts(ctx context.Context, cuts []*document.Cut) error {
+	if len(cuts) == 0 {
+		return nil
 	}
-	cuts = slices.DeleteFunc(cuts, func(cut *document.Cut) bool { return c.reports[cut.Tenant].Status == NotYet })
 	records := make(map[string][]document.Record)
-	for _, cut := range missing {
+	for _, cut := range cuts {
 		value, err := document.Canonical(cut)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		records[cut.Series] = append(records[cut.Series], document.Record{Key: []byte(cut.RecordKey()), Value: value})
-	}
-	if c.opts.DryRun {
-		return cuts, nil
 	}
 	for _, series := range slices.Sorted(maps.Keys(records)) {
 		for batch := range slices.Chunk(records[series], tenantsPerBatch) {
 			if err := c.closers[series].Commit(ctx, batch); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
-	c.Log.Info("committed the cut", "period", c.opts.Period, "tenants", len(missing), "epoch", log.Epoch, "offsets", log.Offsets)
+	log := cuts[0].Log
+	c.Log.Info("committed the cut", "period", c.opts.Period, "tenants", len(cuts), "epoch", log.Epoch, "offsets", log.Offsets)
 	failpoint.Hit("rater.cut_committed")
-	return cuts, nil
+	return nil
 }
 
 // takeCut waits until everything that was accepted before now stands on usage.unique, and returns that topic's end.
@@ -527,6 +555,9 @@ func (c *closing) batch(ctx context.Context, batch []*document.Cut) ([]computed,
 
 // issue numbers the bodies and makes them final.
 func (c *closing) issue(ctx context.Context, series string, bodies []computed) error {
+	if err := c.record(ctx, bodies); err != nil {
+		return err
+	}
 	spec, err := pinned[control.Series](c.Directory, control.KindSeries, series, bodies[0].cut.SeriesVersion)
 	if err != nil {
 		return err
@@ -538,7 +569,7 @@ func (c *closing) issue(ctx context.Context, series string, bodies []computed) e
 		var issued []*document.Document
 		for size := 0; len(issued) < min(documentsPerTransaction, len(bodies)) && size < bytesPerTransaction; {
 			b := bodies[len(issued)]
-			d, err := c.archive.Issue(numbering, b.wave(), b.bytes, issuedAt)
+			d, err := c.archive.Issue(numbering, b.draft(), issuedAt)
 			if err != nil {
 				return err
 			}
@@ -546,7 +577,7 @@ func (c *closing) issue(ctx context.Context, series string, bodies []computed) e
 			if err != nil {
 				return err
 			}
-			if b.cut.Wave > 0 {
+			if b.adjusts() {
 				// An adjustment's cut is written with its document: nothing was decided before.
 				cut, err := document.Canonical(b.cut)
 				if err != nil {

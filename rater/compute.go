@@ -22,15 +22,26 @@ const tenantsPerBatch = 250
 
 // computed is a body that nobody has numbered yet.
 type computed struct {
-	cut   *document.Cut
-	body  *document.Body
-	bytes []byte // canonical
-	err   error  // why this tenant has no body, although others of its batch may have one
+	cut    *document.Cut
+	body   *document.Body
+	bytes  []byte           // canonical
+	grants []document.Grant // that an invoice may draw on
+	result *mediation.Result
+	err    error // why this tenant has no body, although others of its batch may have one
 }
 
-func (c *computed) wave() document.Wave {
-	return document.Wave{TenantPeriod: document.TenantPeriod{Tenant: c.cut.Tenant, Period: c.cut.Period}, Number: c.cut.Wave}
+// draft is the document to be numbered.
+func (c *computed) draft() document.Draft {
+	wave := document.Wave{TenantPeriod: document.TenantPeriod{Tenant: c.cut.Tenant, Period: c.cut.Period}, Number: c.cut.Wave}
+	d := document.Draft{Kind: document.KindInvoice, Wave: wave, Body: c.bytes, Grants: c.grants}
+	if c.adjusts() {
+		d.Kind = document.KindAdjustment
+	}
+	return d
 }
+
+// adjusts says whether the cut is that of an adjustment.
+func (c *computed) adjusts() bool { return c.cut.Wave > 0 && !c.cut.Again }
 
 // computer makes bodies from cuts. It is for one goroutine.
 type computer struct {
@@ -51,7 +62,7 @@ func batches(cuts []*document.Cut) [][]*document.Cut {
 		var k strings.Builder
 		fmt.Fprint(&k, c.Log.Epoch, c.Log.Offsets, c.Start.UnixNano(), c.End.UnixNano())
 		for _, s := range c.Segments {
-			fmt.Fprintf(&k, "|%d %s %d %s", s.Start.UnixNano(), s.Book, s.Version, s.SHA256)
+			fmt.Fprintf(&k, "|%d %s", s.Start.UnixNano(), bookKey(s))
 		}
 		for _, m := range c.Metrics {
 			fmt.Fprintf(&k, "|%s %s %s", m.Name, m.Aggregation, m.Distinct)
@@ -82,14 +93,21 @@ func (c *computer) bodies(ctx context.Context, batch []*document.Cut) ([]compute
 		}
 		return out, nil
 	}
-	results, err := c.mediate(ctx, batch, versions)
+	effects, err := c.effects(batch)
+	if err != nil {
+		return nil, err
+	}
+	results, err := c.mediate(ctx, batch, versions, effects)
 	if err != nil {
 		return nil, fmt.Errorf("mediate %d tenants from %s for %s: %w", len(batch), batch[0].Tenant, batch[0].Period, err)
 	}
 	for _, cut := range batch {
-		made := computed{cut: cut}
-		if made.body, made.err = c.body(cut, versions, results[cut.Tenant]); made.err == nil {
+		made := computed{cut: cut, result: results[cut.Tenant]}
+		if made.body, made.err = c.body(cut, versions, results[cut.Tenant], effects); made.err == nil {
 			made.bytes, made.err = document.Canonical(made.body)
+		}
+		if made.err == nil && !made.adjusts() {
+			made.grants, made.err = c.grants(cut)
 		}
 		if made.err != nil {
 			made.err = fmt.Errorf("rate tenant %s for %s: %w", cut.Tenant, cut.Period, made.err)
@@ -103,7 +121,13 @@ func (c *computer) bodies(ctx context.Context, batch []*document.Cut) ([]compute
 func (c *computer) try(cut *document.Cut) error {
 	versions, err := c.versions(cut)
 	if err == nil {
-		_, err = c.body(cut, versions, &mediation.Result{Usage: make([][]rating.Usage, len(cut.Segments))})
+		_, err = c.effects([]*document.Cut{cut})
+	}
+	if err == nil {
+		_, err = c.grants(cut)
+	}
+	if err == nil {
+		_, err = c.body(cut, versions, &mediation.Result{Usage: make([][]rating.Usage, len(cut.Segments))}, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("tenant %s: %w", cut.Tenant, err)
@@ -112,7 +136,7 @@ func (c *computer) try(cut *document.Cut) error {
 }
 
 // mediate returns the usage of a batch's tenants by the dimensions that the books of its segments distinguish.
-func (c *computer) mediate(ctx context.Context, batch []*document.Cut, versions []*pricebook.Version) (map[string]*mediation.Result, error) {
+func (c *computer) mediate(ctx context.Context, batch []*document.Cut, versions []*pricebook.Version, effects []effect) (map[string]*mediation.Result, error) {
 	first := batch[0]
 	ledger, err := c.open(ctx, first.Log)
 	if err != nil {
@@ -125,6 +149,9 @@ func (c *computer) mediate(ctx context.Context, batch []*document.Cut, versions 
 	for _, s := range first.Segments[1:] {
 		b.Splits = append(b.Splits, s.Start)
 	}
+	for _, e := range effects {
+		b.Effects = append(b.Effects, e.Effect)
+	}
 	results, err := ledger.Mediate(ctx, b)
 	if err != nil || !differentlyDivided(first, versions) {
 		return results, err
@@ -132,13 +159,13 @@ func (c *computer) mediate(ctx context.Context, batch []*document.Cut, versions 
 	// Maxima, latest values and distinct counts do not add up: what one book tells apart and the other does not must be asked for
 	// as each book wants it. The digests and counts are those of the whole period.
 	for i, s := range first.Segments {
-		part := mediation.Batch{Tenants: b.Tenants, Start: s.Start, End: s.End, Metrics: metricsUnder(first, versions[i])}
+		part := mediation.Batch{Tenants: b.Tenants, Start: s.Start, End: s.End, Metrics: metricsUnder(first, versions[i]), Effects: b.Effects}
 		of, err := ledger.Mediate(ctx, part)
 		if err != nil {
 			return nil, err
 		}
 		for tenant, r := range of {
-			results[tenant].Usage[i] = r.Usage[0]
+			results[tenant].Usage[i], results[tenant].Queries[i] = r.Usage[0], r.Queries[0]
 		}
 	}
 	return results, nil
@@ -175,31 +202,99 @@ func differentlyDivided(cut *document.Cut, versions []*pricebook.Version) bool {
 	return false
 }
 
-func bookKey(name string, version int, sha256 string) string {
-	return fmt.Sprint(name, "/", version, "/", sha256)
+// bookKey tells apart what segments are rated by.
+func bookKey(s document.CutSegment) string {
+	key := fmt.Sprint(s.Book, "/", s.Version, "/", s.SHA256)
+	if s.Contract != "" {
+		key += fmt.Sprint(" ", s.Contract, "/", s.ContractVersion, "/", s.ContractSHA256, "/", s.Trial)
+	}
+	return key
 }
 
-// versions returns the price books of a cut's segments, nil where there is none.
+// versions returns the price books of a cut's segments as the contract changes them, nil where there is none.
 func (c *computer) versions(cut *document.Cut) ([]*pricebook.Version, error) {
 	out := make([]*pricebook.Version, len(cut.Segments))
 	for i, s := range cut.Segments {
 		if s.Book == "" {
 			continue
 		}
-		key := bookKey(s.Book, s.Version, s.SHA256)
-		if c.books[key] == nil {
-			v, err := pricebook.Pinned(c.dir, s.Book, s.Version, s.SHA256)
-			if err != nil {
-				return nil, err
-			}
-			c.books[key] = v
+		v, err := c.version(s)
+		if err != nil {
+			return nil, err
 		}
-		out[i] = c.books[key]
+		out[i] = v
 	}
 	return out, nil
 }
 
-func (c *computer) body(cut *document.Cut, versions []*pricebook.Version, r *mediation.Result) (*document.Body, error) {
+func (c *computer) version(s document.CutSegment) (*pricebook.Version, error) {
+	key := bookKey(s)
+	if v := c.books[key]; v != nil {
+		return v, nil
+	}
+	var v *pricebook.Version
+	var err error
+	if s.Contract == "" {
+		v, err = pricebook.Pinned(c.dir, s.Book, s.Version, s.SHA256)
+	} else {
+		v, err = c.contracted(s)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.books[key] = v
+	return v, nil
+}
+
+// grants returns the prepaid credits of the cut's last contract that have not expired before the period and do not begin after it.
+func (c *computer) grants(cut *document.Cut) ([]document.Grant, error) {
+	i := len(cut.Segments) - 1
+	for i >= 0 && cut.Segments[i].Contract == "" {
+		i--
+	}
+	if i < 0 {
+		return nil, nil
+	}
+	s := cut.Segments[i]
+	contract, err := pinnedText[control.Contract](c.dir, control.KindContract, s.Contract, s.ContractVersion, s.ContractSHA256)
+	if err != nil || len(contract.Prepaid) == 0 {
+		return nil, err
+	}
+	zone, err := calendar.Load(cut.Zone)
+	if err != nil {
+		return nil, err
+	}
+	first, last := cut.Start.In(zone).Format(time.DateOnly), cut.End.Add(-1).In(zone).Format(time.DateOnly)
+	var out []document.Grant
+	for _, p := range contract.Prepaid {
+		if p.Until != "" && p.Until <= first || p.From > last {
+			continue
+		}
+		out = append(out, document.Grant{Key: p.Key, Description: p.Description, Amount: string(p.Amount), Until: p.Until, Priority: p.Priority})
+	}
+	return out, nil
+}
+
+// contracted returns the book of a segment under the tenant's contract.
+func (c *computer) contracted(s document.CutSegment) (*pricebook.Version, error) {
+	contract, err := pinnedText[control.Contract](c.dir, control.KindContract, s.Contract, s.ContractVersion, s.ContractSHA256)
+	if err != nil {
+		return nil, err
+	}
+	plain := s
+	plain.ContractTerms = document.ContractTerms{}
+	base, err := c.version(plain)
+	if err != nil {
+		return nil, err
+	}
+	v, err := base.Under(contract, s.Trial)
+	if err != nil {
+		return nil, fmt.Errorf("contract %s version %d: %w", s.Contract, s.ContractVersion, err)
+	}
+	return v, nil
+}
+
+func (c *computer) body(cut *document.Cut, versions []*pricebook.Version, r *mediation.Result, effects []effect) (*document.Body, error) {
 	zone, err := calendar.Load(cut.Zone)
 	if err != nil {
 		return nil, err
@@ -217,7 +312,7 @@ func (c *computer) body(cut *document.Cut, versions []*pricebook.Version, r *med
 	}
 	period := calendar.Period{Interval: calendar.Interval{Start: cut.Start, End: cut.End}, Zone: zone}
 	basis := document.Basis{
-		Cut: cut, Tenant: tenant, Series: series, Days: period.Days(cut.Start, cut.End),
+		Cut: cut, Tenant: tenant, Series: series, Days: period.Days(cut.Start, cut.End), Counting: countingNotes(effects, r),
 		Manifest: document.Manifest{
 			Events: r.Events, Rows: r.Rows, EventsSHA256: r.SHA256, Superseded: r.Superseded, Cancelled: r.Cancelled, Amended: r.Amended,
 		},
@@ -234,7 +329,7 @@ func (c *computer) body(cut *document.Cut, versions []*pricebook.Version, r *med
 		}
 		basis.Rated = append(basis.Rated, i)
 		input.Segments = append(input.Segments, rating.Segment{
-			Book: versions[i].Book, Start: s.From, Days: days, PeriodDays: basis.Days, Usage: r.Usage[i],
+			Book: versions[i].Book, Start: s.From, Days: days, PeriodDays: cmp.Or(s.PeriodDays, basis.Days), Usage: r.Usage[i],
 		})
 	}
 	if basis.Invoice, err = rating.Rate(input); err != nil {

@@ -53,13 +53,14 @@ var (
 	ErrNoLine     = errors.New("no such line")
 )
 
-// Find returns the document with a number and the cut it was made of.
+// Find returns the document with a number and the cut it was made of; a credit note is made of documents, and has none.
 func Find(ctx context.Context, deps Deps, number string) (*document.Document, *document.Cut, error) {
 	var found *document.Document
 	cuts := make(map[document.Wave]*document.Cut)
 	err := document.Read(ctx, deps.Kafka, make(map[int32]int64), func(c *document.Cut, d *document.Document) error {
 		if c != nil {
-			if k := (document.Wave{TenantPeriod: document.TenantPeriod{Tenant: c.Tenant, Period: c.Period}, Number: c.Wave}); cuts[k] == nil {
+			k := document.Wave{TenantPeriod: document.TenantPeriod{Tenant: c.Tenant, Period: c.Period}, Number: c.Wave}
+			if was := cuts[k]; was == nil || c.Revision > was.Revision {
 				cuts[k] = c
 			}
 		} else if d.Envelope.Number == number && found == nil {
@@ -74,7 +75,7 @@ func Find(ctx context.Context, deps Deps, number string) (*document.Document, *d
 		return nil, nil, fmt.Errorf("document %s: %w", number, ErrNoDocument)
 	}
 	cut := cuts[waveOf(&found.Envelope)]
-	if cut == nil {
+	if cut == nil && found.Envelope.Kind != document.KindCredit {
 		return nil, nil, fmt.Errorf("document %s: the cut it was made of is not on kanjo.documents", number)
 	}
 	return found, cut, nil
@@ -107,8 +108,8 @@ func Explain(ctx context.Context, deps Deps, opts ExplainOptions) (*Explanation,
 		return nil, fmt.Errorf("line %s of document %s: %w; its lines are %s", opts.Line, opts.Number, ErrNoLine, strings.Join(keys, ", "))
 	}
 	e.Line = &body.Lines[i]
-	if e.Line.Metric == "" {
-		return e, nil // a fee, or what is missing to a minimum: no event made it
+	if e.Line.Metric == "" || cut == nil {
+		return e, nil // a fee, what is missing to a minimum, or what is taken back: no event made it
 	}
 	return e, e.collect(ctx, deps, cut, opts.EventsMax)
 }
@@ -126,8 +127,15 @@ func (e *Explanation) collect(ctx context.Context, deps Deps, cut *document.Cut,
 		return err
 	}
 	line, _, _ := strings.Cut(e.Line.Key, "@")
-	sum := money.Exact{}
+	effects, err := c.effects([]*document.Cut{cut})
+	if err != nil {
+		return err
+	}
 	what := mediation.EventsQuery{Tenant: cut.Tenant, Metric: e.Line.Metric, Start: segment.Start, End: segment.End}
+	for _, f := range effects {
+		what.Effects = append(what.Effects, f.Effect)
+	}
+	sum := money.Exact{}
 	err = ledger.Events(ctx, what, func(ev mediation.Event) error {
 		if _, key, ok := book.ItemOf(&rating.Usage{Metric: ev.Metric, Dimensions: ev.Dimensions}); !ok || key != line {
 			return nil

@@ -26,7 +26,7 @@ type planned struct {
 
 // plan reads the directory as it stands: the period's bounds, the parts of it under one book, and the versions of everything that
 // will be printed.
-func plan(dir *directory.Directory, tenant string, ym calendar.YearMonth) (*planned, error) {
+func plan(dir *directory.Directory, from *senders, tenant string, ym calendar.YearMonth) (*planned, error) {
 	period, err := dir.Period(tenant, ym)
 	if err != nil {
 		return nil, err
@@ -60,10 +60,19 @@ func plan(dir *directory.Directory, tenant string, ym calendar.YearMonth) (*plan
 	if !ok {
 		return nil, fmt.Errorf("tenant %s: numbering series %s is not in the control plane", tenant, spec.Series)
 	}
+	counting, err := from.counting(dir, tenant, period)
+	if err != nil {
+		return nil, fmt.Errorf("tenant %s: %w", tenant, err)
+	}
+	disputes, err := from.disputesOf(dir, tenant)
+	if err != nil {
+		return nil, fmt.Errorf("tenant %s: %w", tenant, err)
+	}
 	p.cut = document.Cut{
 		Record: "cut", Tenant: tenant, Period: ym.String(), Start: period.Start, End: period.End, Zone: period.Zone.String(),
 		Series: spec.Series, TenantVersion: doc.Version, SeriesVersion: series.Version, Segments: segments,
 		Metrics: metricsOf(dir, last), Rules: rating.Rules, Tzdata: calendar.TzdataVersion(),
+		Counting: counting, Disputes: disputes,
 	}
 	return p, nil
 }
@@ -88,32 +97,51 @@ func metricsOf(dir *directory.Directory, t time.Time) []document.MetricUnit {
 	return out
 }
 
-// segmentsOf cuts the period where the tenant's book, or the version of it that holds, changes. A change takes effect at a local
-// midnight: at the first one that is not before its instant.
+// segmentsOf cuts the period where the tenant's contract or book changes, or the version of it that holds, and where a trial ends. A change
+// takes effect at a local midnight: at the first one that is not before its instant.
 func segmentsOf(dir *directory.Directory, tenant string, p calendar.Period) ([]document.CutSegment, error) {
-	inside := func(t time.Time) (time.Time, bool) {
+	bounds := []time.Time{p.Start}
+	midnight := func(t time.Time) {
 		if day := calendar.Of(calendar.Day, t, p.Zone); !day.Start.Equal(t) {
 			t = day.End
 		}
-		return t, t.After(p.Start) && t.Before(p.End)
-	}
-	bounds := []time.Time{p.Start}
-	books := make(map[string]bool)
-	for _, v := range dir.Versions(control.KindTenant, tenant) {
-		if at, ok := inside(v.EffectiveFrom); ok {
-			bounds = append(bounds, at)
+		if t.After(p.Start) && t.Before(p.End) {
+			bounds = append(bounds, t)
 		}
+	}
+	all := func(kind control.Kind, name string) []control.Document {
+		versions := dir.Versions(kind, name)
+		for _, v := range versions {
+			midnight(v.EffectiveFrom)
+		}
+		return versions
+	}
+	books, contracts := make(map[string]bool), make(map[string]bool)
+	for _, v := range all(control.KindTenant, tenant) {
 		var spec control.Tenant
-		if !v.Deleted && json.Unmarshal(v.Spec, &spec) == nil && spec.PriceBook != "" {
-			books[spec.PriceBook] = true
+		if !v.Deleted && json.Unmarshal(v.Spec, &spec) == nil {
+			books[spec.PriceBook], contracts[spec.Contract] = true, true
 		}
 	}
-	for name := range books {
-		for _, v := range dir.Versions(control.KindPriceBook, name) {
-			if at, ok := inside(v.EffectiveFrom); ok {
-				bounds = append(bounds, at)
+	delete(contracts, "")
+	for name := range contracts {
+		for _, v := range all(control.KindContract, name) {
+			var spec control.Contract
+			if v.Deleted || json.Unmarshal(v.Spec, &spec) != nil {
+				continue
+			}
+			books[spec.PriceBook] = true
+			if until, ok := trialEnd(&spec, p.Zone); ok {
+				midnight(until)
 			}
 		}
+	}
+	delete(books, "")
+	for name := range books {
+		all(control.KindPriceBook, name)
+	}
+	if p.Seam {
+		midnight(p.Month(p.Start).End)
 	}
 	slices.SortFunc(bounds, time.Time.Compare)
 	bounds = slices.CompactFunc(bounds, time.Time.Equal)
@@ -123,15 +151,12 @@ func segmentsOf(dir *directory.Directory, tenant string, p calendar.Period) ([]d
 		if i+1 < len(bounds) {
 			end = bounds[i+1]
 		}
-		s := document.CutSegment{From: start.In(p.Zone).Format(time.DateOnly), Start: start, End: end}
-		if spec, ok := dir.Tenant(tenant, start); ok && spec.PriceBook != "" {
-			v, err := pricebook.At(dir, spec.PriceBook, start)
-			if err != nil {
-				return nil, err
-			}
-			s.Book, s.Version, s.SHA256 = v.Name, v.Number, v.SHA256
+		s, err := segmentAt(dir, tenant, p, start)
+		if err != nil {
+			return nil, err
 		}
-		if last := len(out) - 1; last >= 0 && out[last].Book == s.Book && out[last].Version == s.Version {
+		s.End = end
+		if last := len(out) - 1; last >= 0 && sameTerms(out[last], s) {
 			out[last].End = s.End // the change was not one of prices
 			continue
 		}
@@ -140,11 +165,59 @@ func segmentsOf(dir *directory.Directory, tenant string, p calendar.Period) ([]d
 	return out, nil
 }
 
+// segmentAt returns what holds at a local midnight; its end is not filled in.
+func segmentAt(dir *directory.Directory, tenant string, p calendar.Period, start time.Time) (document.CutSegment, error) {
+	s := document.CutSegment{From: start.In(p.Zone).Format(time.DateOnly), Start: start}
+	if p.Seam {
+		month := p.Month(start)
+		s.PeriodDays = p.Days(month.Start, month.End)
+	}
+	spec, ok := dir.Tenant(tenant, start)
+	if !ok {
+		return s, nil
+	}
+	book := spec.PriceBook
+	if spec.Contract != "" {
+		doc, ok := dir.Document(control.KindContract, spec.Contract, start)
+		contract, decoded := dir.Contract(spec.Contract, start)
+		if !ok || !decoded {
+			return s, fmt.Errorf("contract %s: no version of it holds at %s", spec.Contract, start.UTC().Format(time.RFC3339))
+		}
+		book = contract.PriceBook
+		s.Contract, s.ContractVersion, s.ContractSHA256 = doc.Name, doc.Version, pricebook.Digest(doc.Spec)
+		until, trial := trialEnd(contract, p.Zone)
+		s.Trial = trial && start.Before(until)
+	}
+	if book == "" {
+		return s, nil
+	}
+	v, err := pricebook.At(dir, book, start)
+	if err != nil {
+		return s, err
+	}
+	s.Book, s.Version, s.SHA256 = v.Name, v.Number, v.SHA256
+	return s, nil
+}
+
+// sameTerms reports whether two neighbouring segments are one.
+func sameTerms(a, b document.CutSegment) bool {
+	return a.Book == b.Book && a.Version == b.Version && a.PeriodDays == b.PeriodDays && a.ContractTerms == b.ContractTerms
+}
+
+// trialEnd returns the first instant that a contract bills.
+func trialEnd(c *control.Contract, zone *time.Location) (time.Time, bool) {
+	day, err := time.Parse(time.DateOnly, c.TrialUntil)
+	if err != nil {
+		return time.Time{}, false // there is none; apply refuses what is no date
+	}
+	return calendar.StartOfDate(day.Year(), day.Month(), day.Day(), zone), true
+}
+
 // candidates returns the tenants to close, sorted: those asked for, or all that held at some time since the period's month began.
 func candidates(dir *directory.Directory, asked []string, ym calendar.YearMonth, now time.Time) ([]string, error) {
 	month := time.Date(ym.Year, ym.Month, 1, 0, 0, 0, 0, time.UTC)
 	var all []string
-	for _, t := range []time.Time{month.AddDate(0, 0, -2), month.AddDate(0, 0, 15), month.AddDate(0, 1, 2), now} {
+	for _, t := range []time.Time{month.AddDate(0, 0, -2), month.AddDate(0, 0, 15), month.AddDate(0, 1, 2), month.AddDate(0, 1, 29), now} {
 		all = append(all, dir.Names(control.KindTenant, t)...)
 	}
 	slices.Sort(all)

@@ -17,7 +17,7 @@ func planOf(t *testing.T, period string, docs ...control.Document) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := plan(dir, "acme", ym)
+	p, err := plan(dir, sendersOf(dir), "acme", ym)
 	if err != nil {
 		t.Fatal(err)
 	}

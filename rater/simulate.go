@@ -91,7 +91,7 @@ func Simulate(ctx context.Context, deps Deps, opts SimulateOptions) (*Simulation
 	}
 	ledgers := &verifier{deps: deps, ledgers: make(map[string]*mediation.Ledger)}
 	computer := newComputer(deps.Directory, ledgers.open)
-	computer.books[bookKey(opts.Book.Name, opts.Book.Number, opts.Book.SHA256)] = opts.Book
+	computer.books[bookKey(document.CutSegment{Book: opts.Book.Name, Version: opts.Book.Number, SHA256: opts.Book.SHA256})] = opts.Book
 	done := 0
 	for _, batch := range batches(simulated) {
 		deps.Progress(Progress{Step: "simulate", Done: done, Total: len(simulated)})
@@ -118,7 +118,7 @@ func underBook(cut *document.Cut, book *pricebook.Version, insteadOf string) (ch
 			s.Book, s.Version, s.SHA256 = book.Name, book.Number, book.SHA256
 			ok = true
 		}
-		if last := len(c.Segments) - 1; last >= 0 && c.Segments[last].Book == s.Book && c.Segments[last].SHA256 == s.SHA256 {
+		if last := len(c.Segments) - 1; last >= 0 && sameTerms(c.Segments[last], s) {
 			c.Segments[last].End = s.End
 			continue
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/kanjo-dev/kanjo/rater/document"
@@ -22,18 +23,20 @@ type VerifyOptions struct {
 
 // What Verify can find.
 const (
-	FoundEventsMissing  = "events_missing"  // the ledger holds fewer rows than the document was made of
-	FoundEventsAdded    = "events_added"    // it holds more
-	FoundEventsChanged  = "events_changed"  // it holds as many, and not the same
-	FoundBookChanged    = "book_changed"    // a price book's version has another text
-	FoundResultDiffers  = "result_differs"  // the same events give another body
-	FoundDocumentEdited = "document_edited" // the body is not the one that the envelope was made for
-	FoundNumberGap      = "number_gap"      // a number of the series is missing or used twice
-	FoundBrokenLink     = "broken_link"     // a document does not link to the one before it
-	FoundHeadMissing    = "head_missing"    // no document has a head that somebody kept
-	FoundCutMissing     = "cut_missing"     // the cut of a document is not on the topic
-	FoundTwice          = "invoiced_twice"  // a tenant and period has two invoices
-	FoundUnreadable     = "unreadable"      // what the document was made of cannot be read
+	FoundEventsMissing  = "events_missing"    // the ledger holds fewer rows than the document was made of
+	FoundEventsAdded    = "events_added"      // it holds more
+	FoundEventsChanged  = "events_changed"    // it holds as many, and not the same
+	FoundBookChanged    = "book_changed"      // a price book's version has another text
+	FoundRulesChanged   = "rules_changed"     // a version of counting rules or of a dispute has another text
+	FoundResultDiffers  = "result_differs"    // the same events give another body
+	FoundDocumentEdited = "document_edited"   // the body is not the one that the envelope was made for
+	FoundNumberGap      = "number_gap"        // a number of the series is missing or used twice
+	FoundBrokenLink     = "broken_link"       // a document does not link to the one before it
+	FoundHeadMissing    = "head_missing"      // no document has a head that somebody kept
+	FoundCutMissing     = "cut_missing"       // the cut of a document is not on the topic
+	FoundTwice          = "invoiced_twice"    // a tenant and period has two invoices that stand
+	FoundStatement      = "statement_differs" // what an invoice carries over or draws on is not what the documents before it say
+	FoundUnreadable     = "unreadable"        // what the document was made of cannot be read
 )
 
 // VerifyFinding is one thing that is not as it must be.
@@ -90,6 +93,7 @@ func Verify(ctx context.Context, deps Deps, opts VerifyOptions) (*VerifyReport, 
 	w.finish(opts.Heads)
 	v := &verifier{walker: w, deps: deps, ledgers: make(map[string]*mediation.Ledger)}
 	v.computer = newComputer(deps.Directory, v.open)
+	v.statements()
 	return &w.report, v.recompute(ctx, bodies)
 }
 
@@ -100,7 +104,8 @@ type walker struct {
 	invoices map[document.TenantPeriod]string
 	sequence map[string]int64
 	heads    map[string]bool
-	links    []link // from a document to one that may lie on another partition
+	links    []link                                 // from a document to one that may lie on another partition
+	chains   map[string]map[string]document.Settled // by tenant and the head of the document before
 }
 
 type link struct{ number, to string }
@@ -109,7 +114,7 @@ func newWalker() *walker {
 	return &walker{
 		report: VerifyReport{Findings: []VerifyFinding{}, Heads: make(map[string]string)},
 		cuts:   make(map[document.Wave]*document.Cut), invoices: make(map[document.TenantPeriod]string),
-		sequence: make(map[string]int64), heads: make(map[string]bool),
+		sequence: make(map[string]int64), heads: make(map[string]bool), chains: make(map[string]map[string]document.Settled),
 	}
 }
 
@@ -118,7 +123,8 @@ func (w *walker) found(what, number, format string, args ...any) {
 }
 
 func (w *walker) cut(c *document.Cut) {
-	if k := (document.Wave{TenantPeriod: document.TenantPeriod{Tenant: c.Tenant, Period: c.Period}, Number: c.Wave}); w.cuts[k] == nil {
+	k := document.Wave{TenantPeriod: document.TenantPeriod{Tenant: c.Tenant, Period: c.Period}, Number: c.Wave}
+	if was := w.cuts[k]; was == nil || c.Revision > was.Revision {
 		w.cuts[k] = c
 	}
 }
@@ -144,9 +150,29 @@ func (w *walker) document(d *document.Document) {
 			w.found(FoundTwice, e.Number, "document %s is the invoice of tenant %s for %s already", other, e.Tenant, e.Period)
 		}
 		w.invoices[k] = e.Number
+	} else if e.Kind == document.KindCredit {
+		delete(w.invoices, k)
 	}
+	w.settled(d)
 	w.sequence[e.Series], w.report.Heads[e.Series] = e.Sequence, d.Head
 	w.heads[d.Head] = true
+}
+
+// settled keeps what statements are checked by, which is done when the tenant's documents of every series are there.
+func (w *walker) settled(d *document.Document) {
+	s, err := document.SettledOf(d)
+	if err != nil {
+		w.found(FoundUnreadable, d.Envelope.Number, "%v", err)
+		return
+	}
+	chain := w.chains[d.Envelope.Tenant]
+	if chain == nil {
+		chain = make(map[string]document.Settled)
+		w.chains[d.Envelope.Tenant] = chain
+	}
+	if _, ok := chain[d.Envelope.PreviousOfTenant]; !ok {
+		chain[d.Envelope.PreviousOfTenant] = s
+	}
 }
 
 func (w *walker) finish(kept []string) {
@@ -165,6 +191,7 @@ func (w *walker) finish(kept []string) {
 // verifiable is what is kept of a body to make again: enough to compare it and to say what differs.
 type verifiable struct {
 	number string
+	kind   string
 	key    document.Wave
 	digest string
 	was    summary
@@ -173,6 +200,7 @@ type verifiable struct {
 type summary struct {
 	Currency string            `json:"currency"`
 	Total    string            `json:"total"`
+	Reason   string            `json:"reason"` // of a credit note
 	Manifest document.Manifest `json:"manifest"`
 }
 
@@ -182,7 +210,7 @@ func waveOf(e *document.Envelope) document.Wave {
 
 func (w *walker) verifiable(d *document.Document) verifiable {
 	v := verifiable{
-		number: d.Envelope.Number, key: waveOf(&d.Envelope), digest: document.Digest(d.Body),
+		number: d.Envelope.Number, kind: d.Envelope.Kind, key: waveOf(&d.Envelope), digest: document.Digest(d.Body),
 	}
 	if err := json.Unmarshal(d.Body, &v.was); err != nil {
 		w.found(FoundUnreadable, v.number, "%v", err)
@@ -213,7 +241,16 @@ func (v *verifier) open(ctx context.Context, log document.LogCut) (*mediation.Le
 func (v *verifier) recompute(ctx context.Context, bodies []verifiable) error {
 	wanted := make(map[*document.Cut][]verifiable)
 	var cuts []*document.Cut
+	var credits []verifiable
+	corrected := make(map[document.TenantPeriod]bool)
 	for _, b := range bodies {
+		if b.kind != document.KindInvoice {
+			corrected[b.key.TenantPeriod] = true
+		}
+		if b.kind == document.KindCredit {
+			credits = append(credits, b)
+			continue
+		}
 		cut := v.cuts[b.key]
 		if cut == nil {
 			v.found(FoundCutMissing, b.number, "the cut of tenant %s for %s is not on kanjo.documents", b.key.Tenant, b.key.Period)
@@ -223,23 +260,24 @@ func (v *verifier) recompute(ctx context.Context, bodies []verifiable) error {
 			v.found(FoundBookChanged, b.number, "%v", err)
 			continue
 		}
+		if _, err := v.computer.effects([]*document.Cut{cut}); err != nil {
+			v.found(FoundRulesChanged, b.number, "%v", err)
+			continue
+		}
 		if wanted[cut] == nil {
 			cuts = append(cuts, cut)
 		}
 		wanted[cut] = append(wanted[cut], b)
 	}
-	adjusted := make(map[document.TenantPeriod]bool)
-	for _, cut := range cuts {
-		if cut.Wave > 0 {
-			adjusted[document.TenantPeriod{Tenant: cut.Tenant, Period: cut.Period}] = true
-		}
-	}
 	before := make(map[document.TenantPeriod][]*document.Document)
-	if len(adjusted) > 0 {
+	if len(corrected) > 0 {
 		var err error
-		if before, err = document.Collect(ctx, v.deps.Kafka, func(k document.TenantPeriod) bool { return adjusted[k] }); err != nil {
+		if before, err = document.Collect(ctx, v.deps.Kafka, func(k document.TenantPeriod) bool { return corrected[k] }); err != nil {
 			return err
 		}
+	}
+	if err := v.credits(credits, before); err != nil {
+		return err
 	}
 	done := 0
 	for _, batch := range batches(cuts) {
@@ -255,7 +293,7 @@ func (v *verifier) recompute(ctx context.Context, bodies []verifiable) error {
 			if m.err != nil {
 				return m.err
 			}
-			if m.cut.Wave > 0 {
+			if m.adjusts() {
 				if m, _, err = m.adjustment(before[document.TenantPeriod{Tenant: m.cut.Tenant, Period: m.cut.Period}]); err != nil {
 					return err
 				}
@@ -273,6 +311,52 @@ func (v *verifier) recompute(ctx context.Context, bodies []verifiable) error {
 		done += len(batch)
 	}
 	return nil
+}
+
+// credits makes the bodies of credit notes again: of the documents that they take back.
+func (v *verifier) credits(credits []verifiable, before map[document.TenantPeriod][]*document.Document) error {
+	for _, b := range credits {
+		v.report.Recomputed++
+		body, err := creditOf(before[b.key.TenantPeriod], b.key.Number, b.was.Reason)
+		if err != nil {
+			v.found(FoundResultDiffers, b.number, "%v", err)
+			continue
+		}
+		text, err := document.Canonical(body)
+		if err != nil {
+			return err
+		}
+		if document.Digest(text) != b.digest {
+			v.found(FoundResultDiffers, b.number, "the documents that it takes back come to %s %s, it says %s %s", body.Total, body.Currency, b.was.Total, b.was.Currency)
+		}
+	}
+	return nil
+}
+
+// statements follows each tenant's chain and checks what its invoices carry over and draw on.
+func (v *verifier) statements() {
+	for _, tenant := range slices.Sorted(maps.Keys(v.chains)) {
+		account := document.NewSettlement()
+		chain := v.chains[tenant]
+		for s, ok := chain[""]; ok; s, ok = chain[s.Head] {
+			delete(chain, s.Envelope.PreviousOfTenant) // a chain that runs in a circle ends
+			grants, err := v.grantsOf(&s.Envelope)
+			if err == nil {
+				err = account.Check(s, grants)
+			}
+			if err != nil {
+				v.found(FoundStatement, s.Envelope.Number, "%v", err)
+			}
+		}
+	}
+}
+
+func (v *verifier) grantsOf(e *document.Envelope) ([]document.Grant, error) {
+	cut := v.cuts[waveOf(e)]
+	if e.Kind != document.KindInvoice || cut == nil {
+		return nil, nil // a cut that is missing is found elsewhere
+	}
+	return v.computer.grants(cut)
 }
 
 // keys checks that the rows of a batch have the keys of their source and id.

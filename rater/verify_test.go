@@ -91,8 +91,10 @@ func chain(t *testing.T, tenants ...string) []*document.Document {
 	a := document.NewArchive()
 	var out []*document.Document
 	for i, tenant := range tenants {
-		d, err := a.Issue(document.Numbering{Series: "main", Prefix: "INV-", Digits: 3}, document.Wave{TenantPeriod: document.TenantPeriod{Tenant: tenant, Period: fmt.Sprintf("2026-%02d", i+1)}},
-			[]byte(fmt.Sprintf(`{"total":"%d"}`, i)), july.AddDate(0, i, 0))
+		d, err := a.Issue(document.Numbering{Series: "main", Prefix: "INV-", Digits: 3}, document.Draft{
+			Kind: document.KindInvoice, Wave: document.Wave{TenantPeriod: document.TenantPeriod{Tenant: tenant, Period: fmt.Sprintf("2026-%02d", i+1)}},
+			Body: []byte(fmt.Sprintf(`{"total":"%d"}`, i)),
+		}, july.AddDate(0, i, 0))
 		if err != nil {
 			t.Fatal(err)
 		}

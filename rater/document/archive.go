@@ -22,7 +22,8 @@ var ErrChain = errors.New("the chain of documents is broken")
 // TenantPeriod names what there is one invoice for.
 type TenantPeriod struct{ Tenant, Period string }
 
-// Wave names a document of a tenant and period: 0 is the invoice, the adjustments are counted from 1.
+// Wave names a document of a tenant and period: 0 is the first invoice, what follows it (adjustments, a credit note, a new invoice) is
+// counted from 1.
 type Wave struct {
 	TenantPeriod
 	Number int
@@ -31,16 +32,17 @@ type Wave struct {
 // Archive is what stands on kanjo.documents below an offset. It keeps the cuts and, of each document, the envelope; the
 // bodies stay where they are. It is for one goroutine.
 type Archive struct {
-	Cuts     map[TenantPeriod]*Cut // of the invoices
-	Invoices map[TenantPeriod]*Envelope
-	Waves    map[TenantPeriod]int // adjustments so far
+	Cuts     map[TenantPeriod]*Cut      // of the invoices that stand or are still to be made
+	Invoices map[TenantPeriod]*Envelope // that stand: a credit note takes its invoice away
+	Waves    map[TenantPeriod]int       // of the last document
 	// SeriesHeads and TenantHeads are the newest document's head of each series and tenant.
 	SeriesHeads map[string]string
 	TenantHeads map[string]string
 	Sequences   map[string]int64 // last number of each series
 	Next        map[int32]int64  // next offset by partition
 
-	issued map[string]time.Time // of TenantHeads
+	issued   map[string]time.Time // of TenantHeads
+	accounts map[string]*account  // by tenant
 }
 
 // NewArchive returns an empty archive.
@@ -49,6 +51,7 @@ func NewArchive() *Archive {
 		Cuts: make(map[TenantPeriod]*Cut), Invoices: make(map[TenantPeriod]*Envelope), Waves: make(map[TenantPeriod]int),
 		SeriesHeads: make(map[string]string), TenantHeads: make(map[string]string),
 		Sequences: make(map[string]int64), Next: make(map[int32]int64), issued: make(map[string]time.Time),
+		accounts: make(map[string]*account),
 	}
 }
 
@@ -98,11 +101,14 @@ func Read(ctx context.Context, cfg kafka.Config, next map[int32]int64, fn func(*
 	return nil
 }
 
-// addCut keeps the first cut of a tenant and period: a fenced closer cannot have written a second one, so another is an accident, and the
+// addCut keeps the first cut of an invoice in its highest revision: a fenced closer cannot have written a second one, so another is an accident, and the
 // first is what documents were made of.
 func (a *Archive) addCut(c *Cut) {
 	k := TenantPeriod{c.Tenant, c.Period}
-	if c.Wave == 0 && a.Cuts[k] == nil {
+	if c.Wave > 0 && !c.Again {
+		return
+	}
+	if was := a.Cuts[k]; was == nil || a.Invoices[k] == nil && was.Wave == c.Wave && c.Revision > was.Revision {
 		a.Cuts[k] = c
 	}
 }
@@ -113,15 +119,27 @@ func (a *Archive) addDocument(d *Document) error {
 		return err
 	}
 	k := TenantPeriod{e.Tenant, e.Period}
+	next := a.NextWave(k)
 	switch invoice := a.Invoices[k]; {
 	case e.Kind == KindInvoice && invoice != nil:
 		return fmt.Errorf("%w: %s and %s are both the invoice of tenant %s for %s", ErrChain, invoice.Number, e.Number, e.Tenant, e.Period)
+	case e.Wave != next || e.Kind != KindInvoice && invoice == nil:
+		return fmt.Errorf("%w: %s is document %d of tenant %s for %s, and %d must follow the invoice", ErrChain, e.Number, e.Wave, e.Tenant, e.Period, next)
 	case e.Kind == KindInvoice:
 		a.Invoices[k] = e
-	case invoice == nil || e.Wave != a.Waves[k]+1:
-		return fmt.Errorf("%w: %s is adjustment %d of tenant %s for %s, and %d must follow the invoice", ErrChain, e.Number, e.Wave, e.Tenant, e.Period, a.Waves[k]+1)
-	default:
-		a.Waves[k] = e.Wave
+	case e.Kind == KindCredit:
+		delete(a.Invoices, k)
+		delete(a.Cuts, k)
+	case e.Kind != KindAdjustment:
+		return fmt.Errorf("document %s has kind %q: a newer version of Kanjo wrote it; use that version", e.Number, e.Kind)
+	}
+	a.Waves[k] = e.Wave
+	var body summary
+	if err := json.Unmarshal(d.Body, &body); err != nil {
+		return fmt.Errorf("read the body of document %s: %w", e.Number, err)
+	}
+	if err := a.account(e.Tenant).add(e, body); err != nil {
+		return fmt.Errorf("document %s: %w", e.Number, err)
 	}
 	a.Sequences[e.Series] = e.Sequence
 	a.SeriesHeads[e.Series] = d.Head
@@ -129,6 +147,21 @@ func (a *Archive) addDocument(d *Document) error {
 		a.TenantHeads[e.Tenant], a.issued[e.Tenant] = d.Head, e.IssuedAt
 	}
 	return nil
+}
+
+func (a *Archive) account(tenant string) *account {
+	if a.accounts[tenant] == nil {
+		a.accounts[tenant] = newAccount()
+	}
+	return a.accounts[tenant]
+}
+
+// NextWave returns the wave of the next document of a tenant and period.
+func (a *Archive) NextWave(k TenantPeriod) int {
+	if a.Invoices[k] == nil && a.Waves[k] == 0 {
+		return 0
+	}
+	return a.Waves[k] + 1
 }
 
 // follows checks that a document is the next one of its series.
@@ -168,23 +201,36 @@ type Numbering struct {
 	Digits int
 }
 
-// Issue makes the next document of a series: the wave's invoice or adjustment, with the body, and counts it as issued in the archive. Nothing is final before
+// Draft is a document that has no number yet.
+type Draft struct {
+	Kind   string
+	Wave   Wave
+	Body   []byte  // canonical
+	Grants []Grant // that an invoice may draw on
+}
+
+// Issue makes the next document of a series and counts it as issued in the archive. Nothing is final before
 // the closer has committed it; after a failed commit the archive is ahead of the topic and must be read anew.
-func (a *Archive) Issue(n Numbering, wave Wave, body []byte, issuedAt time.Time) (*Document, error) {
-	tenant := wave.Tenant
-	kind := KindInvoice
-	if wave.Number > 0 {
-		kind = KindAdjustment
-	}
+func (a *Archive) Issue(n Numbering, draft Draft, issuedAt time.Time) (*Document, error) {
+	wave := draft.Wave
 	e := Envelope{
-		Kind: kind, Series: n.Series, Sequence: a.Sequences[n.Series] + 1, Tenant: tenant, Period: wave.Period, Wave: wave.Number,
-		IssuedAt: issuedAt.UTC().Truncate(time.Second), BodySHA256: Digest(body),
-		PreviousInSeries: a.SeriesHeads[n.Series], PreviousOfTenant: a.TenantHeads[tenant],
+		Kind: draft.Kind, Series: n.Series, Sequence: a.Sequences[n.Series] + 1, Tenant: wave.Tenant, Period: wave.Period, Wave: wave.Number,
+		IssuedAt: issuedAt.UTC().Truncate(time.Second), BodySHA256: Digest(draft.Body),
+		PreviousInSeries: a.SeriesHeads[n.Series], PreviousOfTenant: a.TenantHeads[wave.Tenant],
 	}
 	e.Number = FormatNumber(n.Prefix, n.Digits, e.Sequence)
-	d := &Document{Envelope: e, Body: json.RawMessage(body)}
+	d := &Document{Envelope: e, Body: json.RawMessage(draft.Body)}
 	var err error
-	if d.Head, err = e.Head(); err != nil {
+	if draft.Kind == KindInvoice {
+		var body summary
+		if err := json.Unmarshal(draft.Body, &body); err != nil {
+			return nil, fmt.Errorf("read the body of document %s: %w", e.Number, err)
+		}
+		if d.Envelope.Statement, err = a.account(wave.Tenant).settle(body, draft.Grants); err != nil {
+			return nil, fmt.Errorf("document %s: %w", e.Number, err)
+		}
+	}
+	if d.Head, err = d.Envelope.Head(); err != nil {
 		return nil, err
 	}
 	return d, a.addDocument(d)

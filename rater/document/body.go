@@ -22,7 +22,8 @@ type Basis struct {
 	// Rated lists, for each segment of Invoice, its index in the cut: stretches without a book are not rated.
 	Rated    []int
 	Unrated  []rating.Unpriced // usage in stretches without a book; Segment is an index in the cut
-	Manifest Manifest          // Cut, Rules and Tzdata are filled in from the cut
+	Counting []Counting
+	Manifest Manifest // Cut, Rules and Tzdata are filled in from the cut
 }
 
 // NewBody makes the body.
@@ -39,7 +40,7 @@ func NewBody(in Basis) *Body {
 		Period:   BodyPeriod{Month: c.Period, Start: utc(c.Start), End: utc(c.End), Zone: c.Zone, Days: in.Days},
 		Currency: inv.Currency.Code(), Prices: "exclusive", Rounding: string(inv.Rounding), TaxRounding: string(inv.TaxRounding),
 		Segments: []BodySegment{}, Lines: []Line{}, Adjustments: []Adjustment{}, Taxes: []TaxLine{}, Unpriced: []Unpriced{},
-		Manifest: in.Manifest,
+		Counting: in.Counting, Manifest: in.Manifest,
 	}
 	b.Manifest.Cut, b.Manifest.Rules, b.Manifest.Tzdata = c.Log, c.Rules, c.Tzdata
 	if inv.Inclusive {
@@ -48,6 +49,7 @@ func NewBody(in Basis) *Body {
 	for i, s := range c.Segments {
 		b.Segments = append(b.Segments, BodySegment{
 			From: s.From, Start: utc(s.Start), End: utc(s.End), Days: in.SegmentDays[i], Book: s.Book, Version: s.Version, SHA256: s.SHA256,
+			ContractTerms: s.ContractTerms, PeriodDays: s.PeriodDays,
 		})
 	}
 	amount := inv.Currency.Format

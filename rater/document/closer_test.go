@@ -28,7 +28,7 @@ func cluster(t *testing.T, partitions int32) kafka.Config {
 func (c *Closer) issueFor(t *testing.T, a *Archive, n int) error {
 	t.Helper()
 	tenant := fmt.Sprintf("tenant-%d", n)
-	d, err := a.Issue(Numbering{Series: c.series, Prefix: "INV-"}, Wave{TenantPeriod: TenantPeriod{tenant, "2026-07"}}, []byte(`{"total":"1"}`), time.Unix(0, 0))
+	d, err := a.Issue(Numbering{Series: c.series, Prefix: "INV-"}, Draft{Kind: KindInvoice, Wave: Wave{TenantPeriod: TenantPeriod{tenant, "2026-07"}}, Body: []byte(`{"total":"1"}`)}, time.Unix(0, 0))
 	if err != nil {
 		t.Fatal(err)
 	}

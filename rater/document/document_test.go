@@ -90,7 +90,7 @@ func issue(t *testing.T, a *Archive, tenant, period string) *Document {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := a.Issue(Numbering{Series: "main", Prefix: "INV-", Digits: 4}, Wave{TenantPeriod: TenantPeriod{tenant, period}}, text, time.Date(2026, 8, 3, 20, 0, 0, 5, time.UTC))
+	d, err := a.Issue(Numbering{Series: "main", Prefix: "INV-", Digits: 4}, Draft{Kind: KindInvoice, Wave: Wave{TenantPeriod: TenantPeriod{tenant, period}}, Body: text}, time.Date(2026, 8, 3, 20, 0, 0, 5, time.UTC))
 	if err != nil {
 		t.Fatal(err)
 	}

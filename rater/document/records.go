@@ -15,14 +15,19 @@ type Cut struct {
 	Record string `json:"record"` // "cut"
 	Tenant string `json:"tenant"`
 	Period string `json:"period"` // 2026-07
-	// Wave is 0 for the cut of the invoice, and counts the adjustments after it.
-	Wave    int       `json:"wave,omitempty"`
-	Start   time.Time `json:"start"` // UTC; the period is [Start, End)
-	End     time.Time `json:"end"`
-	Zone    string    `json:"zone"` // IANA name
-	Series  string    `json:"series"`
-	TakenAt time.Time `json:"taken_at"`
-	Log     LogCut    `json:"log"`
+	// Wave is 0 for the cut of the first invoice, and counts the documents after it. Again says that the cut is of an invoice that takes the
+	// place of one that was credited.
+	Wave  int  `json:"wave,omitempty"`
+	Again bool `json:"again,omitempty"`
+	// Revision counts the cuts that took the place of this one before there was a document: with the same log, and prices for what
+	// had none. The highest stands.
+	Revision int       `json:"revision,omitempty"`
+	Start    time.Time `json:"start"` // UTC; the period is [Start, End)
+	End      time.Time `json:"end"`
+	Zone     string    `json:"zone"` // IANA name
+	Series   string    `json:"series"`
+	TakenAt  time.Time `json:"taken_at"`
+	Log      LogCut    `json:"log"`
 	// TenantVersion and SeriesVersion name the control documents whose text is printed.
 	TenantVersion int `json:"tenant_version"`
 	SeriesVersion int `json:"series_version"`
@@ -31,6 +36,27 @@ type Cut struct {
 	Metrics  []MetricUnit `json:"metrics"` // every metric that the control plane knew, sorted by name
 	Rules    int          `json:"rules"`   // version of the rating rules
 	Tzdata   string       `json:"tzdata"`
+	// Counting are the counting rules of the tenant's sources, by source and start. Outside them events count as sent.
+	Counting []CutCounting `json:"counting,omitempty"`
+	// Disputes are those about the tenant's events, by name; none that is released.
+	Disputes []CutDispute `json:"disputes,omitempty"`
+}
+
+// CutCounting is the version of counting rules that holds for a source's events that occurred in [Start, End).
+type CutCounting struct {
+	Source  string    `json:"source"`
+	Start   time.Time `json:"start"`
+	End     time.Time `json:"end"`
+	Rules   string    `json:"rules"`
+	Version int       `json:"version"`
+	SHA256  string    `json:"sha256"`
+}
+
+// CutDispute is a version of a dispute.
+type CutDispute struct {
+	Name    string `json:"name"`
+	Version int    `json:"version"`
+	SHA256  string `json:"sha256"`
 }
 
 // LogCut is a vector over usage.unique: a record belongs to the cut when its topic incarnation is earlier than Epoch, or is Epoch and
@@ -40,7 +66,7 @@ type LogCut struct {
 	Offsets []int64 `json:"offsets"` // by partition
 }
 
-// CutSegment is a part of a period under one version of a price book. Book is empty where the tenant had no contract.
+// CutSegment is a part of a period under one version of a price book. Book is empty where the tenant had no price book.
 type CutSegment struct {
 	From    string    `json:"from"` // first local date: 2026-07-01
 	Start   time.Time `json:"start"`
@@ -48,6 +74,18 @@ type CutSegment struct {
 	Book    string    `json:"book"`
 	Version int       `json:"version"`
 	SHA256  string    `json:"sha256"`
+	ContractTerms
+	// PeriodDays is what the segment is a part of where that is not the whole period: the days of the month that the anchor gives, in
+	// a period that is longer or shorter because the anchor has changed.
+	PeriodDays int64 `json:"period_days,omitempty"`
+}
+
+// ContractTerms is the version of the tenant's own contract that changes the book, and whether the trial of the contract still runs.
+type ContractTerms struct {
+	Contract        string `json:"contract,omitempty"`
+	ContractVersion int    `json:"contract_version,omitempty"`
+	ContractSHA256  string `json:"contract_sha256,omitempty"`
+	Trial           bool   `json:"trial,omitempty"`
 }
 
 // MetricUnit is what a document needs to know of a metric.
@@ -63,6 +101,9 @@ func (c *Cut) RecordKey() string {
 	key := "cut/" + c.Tenant + "/" + c.Period
 	if c.Wave > 0 {
 		key += fmt.Sprintf("/%d", c.Wave)
+	}
+	if c.Revision > 0 {
+		key += fmt.Sprintf("#%d", c.Revision)
 	}
 	return key
 }
@@ -87,15 +128,21 @@ type Body struct {
 	Tax         string        `json:"tax"`
 	Total       string        `json:"total"`
 	Unpriced    []Unpriced    `json:"unpriced"`
-	// Corrects lists, in an adjustment, the documents of the period before it: the invoice first.
+	// Counting lists the usage that counts as something else than it was sent, or not at all, and why.
+	Counting []Counting `json:"counting,omitempty"`
+	// Corrects lists, in an adjustment or a credit note, the documents of the period before it: the invoice first.
 	Corrects []Reference `json:"corrects,omitempty"`
-	Manifest Manifest    `json:"manifest"`
+	// Reason says, in a credit note, why the documents are taken back.
+	Reason   string   `json:"reason,omitempty"`
+	Manifest Manifest `json:"manifest"`
 }
 
-// The forms of a body. An adjustment's amounts are differences: what its cut gives, minus what the documents that it corrects say.
+// The forms of a body. An adjustment's amounts are differences: what its cut gives, minus what the documents that it corrects say. A credit
+// note's are all that these documents say, taken back.
 const (
 	FormatInvoice    = "kanjo.invoice.v1"
 	FormatAdjustment = "kanjo.adjustment.v1"
+	FormatCredit     = "kanjo.credit_note.v1"
 )
 
 // Reference names a document and its text.
@@ -130,6 +177,8 @@ type BodySegment struct {
 	Book    string    `json:"book"`
 	Version int       `json:"version"`
 	SHA256  string    `json:"sha256"`
+	ContractTerms
+	PeriodDays int64 `json:"period_days,omitempty"` // see CutSegment
 }
 
 // Line is a line with its arithmetic.
@@ -193,6 +242,29 @@ type Unpriced struct {
 	Events     int64             `json:"events"`
 }
 
+// Counting is usage that a counting rule or a dispute makes another quantity of, or sets aside. Disputes come first, then the rules in their order.
+type Counting struct {
+	By      string `json:"by"`   // rules or dispute
+	Name    string `json:"name"` // of the control document
+	Version int    `json:"version"`
+	// Rule is the key of the rule; Reason and State are the dispute's.
+	Rule    string `json:"rule,omitempty"`
+	State   string `json:"state,omitempty"`
+	Reason  string `json:"reason,omitempty"`
+	Metric  string `json:"metric"`
+	Segment int    `json:"segment"`
+	Events  int64  `json:"events"`
+	// Reported is the quantity as sent, Counted what is billed of it.
+	Reported string `json:"reported"`
+	Counted  string `json:"counted"`
+}
+
+// What Counting.By can be.
+const (
+	ByRules   = "rules"
+	ByDispute = "dispute"
+)
+
 // Manifest is what the body was made of.
 type Manifest struct {
 	Cut LogCut `json:"cut"`
@@ -212,7 +284,7 @@ type Manifest struct {
 
 // Envelope is what one document has and no other.
 type Envelope struct {
-	Kind     string    `json:"kind"` // invoice or adjustment
+	Kind     string    `json:"kind"` // invoice, adjustment or credit_note
 	Series   string    `json:"series"`
 	Sequence int64     `json:"sequence"` // from 1, without gaps in the series
 	Number   string    `json:"number"`   // as printed: INV-000001
@@ -225,12 +297,15 @@ type Envelope struct {
 	// PreviousInSeries and PreviousOfTenant are the heads of the documents before this one; empty for the first.
 	PreviousInSeries string `json:"previous_in_series"`
 	PreviousOfTenant string `json:"previous_of_tenant"`
+	// Statement is nil when an invoice asks for its total and nothing else.
+	Statement *Statement `json:"statement,omitempty"`
 }
 
 // The kinds of envelopes.
 const (
 	KindInvoice    = "invoice"
 	KindAdjustment = "adjustment"
+	KindCredit     = "credit_note"
 )
 
 // Head returns the digest of the envelope in canonical form, as 64 hexadecimal digits.

@@ -138,6 +138,19 @@ func (s *Step) Arithmetic() string {
 	return fmt.Sprintf("%s %s", s.Name, s.Amount)
 }
 
+// Text says what is counted otherwise than it was sent, and why.
+func (c *Counting) Text() string {
+	what := fmt.Sprintf("%s of metric %s", Money(c.Reported), c.Metric)
+	why := fmt.Sprintf("rule %s of %s version %d", c.Rule, c.Name, c.Version)
+	if c.By == ByDispute {
+		why = fmt.Sprintf("dispute %s version %d, %s: %s", c.Name, c.Version, c.State, c.Reason)
+	}
+	if c.Counted == "0" {
+		return fmt.Sprintf("SET ASIDE: %s (%d events): %s", what, c.Events, why)
+	}
+	return fmt.Sprintf("COUNTED AS %s: %s (%d events): %s", Money(c.Counted), what, c.Events, why)
+}
+
 // WriteText prints the document for a terminal, in columns of 78 characters.
 func (p *Page) WriteText(w io.Writer) error {
 	b := p.Body
@@ -149,10 +162,17 @@ func (p *Page) WriteText(w io.Writer) error {
 	rule := strings.Repeat("─", textWidth) + "\n"
 	line(p.Title(), "issued "+p.Issued())
 	out.WriteString(rule)
-	line("From   "+b.Issuer.Name, b.Issuer.TaxID)
-	line("To     "+cmp.Or(b.Tenant.DisplayName, b.Tenant.Name), b.Tenant.TaxID)
+	// A party's name or address may have several lines: all of them stand in one column.
+	party := func(label, text, right string) {
+		for part := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
+			line(label+part, right)
+			label, right = "       ", ""
+		}
+	}
+	party("From   ", b.Issuer.Name, b.Issuer.TaxID)
+	party("To     ", cmp.Or(b.Tenant.DisplayName, b.Tenant.Name), b.Tenant.TaxID)
 	if b.Tenant.Address != "" {
-		line("       "+b.Tenant.Address, "")
+		party("       ", b.Tenant.Address, "")
 	}
 	line(fmt.Sprintf("For    %s to %s", p.FirstDay(), p.LastDay()), b.Period.Zone)
 	if c := p.Corrected(); c != "" {
@@ -181,6 +201,9 @@ func (p *Page) WriteText(w io.Writer) error {
 	for i := range b.Unpriced {
 		u := &b.Unpriced[i]
 		line(fmt.Sprintf("NOT BILLED: %s of metric %s has no price (%d events)", u.Quantity, u.Metric, u.Events), "")
+	}
+	for i := range b.Counting {
+		line(b.Counting[i].Text(), "")
 	}
 	out.WriteString(rule)
 	fmt.Fprintf(&out, "%d events, digest %s\n", b.Manifest.Events, b.Manifest.EventsSHA256)

@@ -70,6 +70,19 @@ func Read(doc control.Document) (*Version, error) {
 	return &Version{Name: doc.Name, Number: doc.Version, SHA256: Digest(doc.Spec), Spec: spec, Book: book}, nil
 }
 
+// Under returns the version as a tenant's contract changes it. Its name, number and digest stay those of the book.
+func (v *Version) Under(contract *control.Contract, trial bool) (*Version, error) {
+	spec, err := contract.Apply(v.Spec, trial)
+	if err != nil {
+		return nil, err
+	}
+	book, err := rating.Compile(spec)
+	if err != nil {
+		return nil, err
+	}
+	return &Version{Name: v.Name, Number: v.Number, SHA256: v.SHA256, Spec: spec, Book: book}, nil
+}
+
 // Parse reads the JSON text of a book. A member that this version does not know is an error: it could be a price.
 func Parse(text []byte) (*control.PriceBook, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
