@@ -17,13 +17,11 @@ import (
 
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 
-	"github.com/kanjo-dev/kanjo/internal/calendar"
 	"github.com/kanjo-dev/kanjo/internal/clickhouse"
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/redis"
-	"github.com/kanjo-dev/kanjo/internal/tally"
 	"github.com/kanjo-dev/kanjo/internal/workload"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
 )
@@ -79,7 +77,9 @@ type pipeline struct {
 	tenants     []workload.Tenant
 	procs       map[string]*exec.Cmd
 	ports       map[string]int
-	sent        int // events
+	sent        int       // events
+	units       int64     // of countedMetric, of all events that were sent
+	from, to    time.Time // bounds of OccurredAt
 }
 
 var stageNames = []string{"enricher", "deduper", "counters", "ledger"}
@@ -196,67 +196,22 @@ func (p *pipeline) produce(ctx context.Context, seed uint64, n, measures, rate i
 	s := workload.Sender{HTTP: http.DefaultClient, Kafka: cl, Partitions: benchPartitions, Rate: rate}
 	const chunk = 200_000 // bounds the memory of what is drawn
 	now := time.Now().UTC().Truncate(time.Second)
+	if p.from.IsZero() {
+		p.from = now.Add(-time.Hour)
+	}
+	p.to = now
 	for from := 0; from < n; from += chunk {
 		events := workload.Synthetic(seed+uint64(from), p.tenants, min(chunk, n-from), measures, now.Add(-time.Hour), now)
 		shape := workload.Shape{Seed: seed, Doors: []workload.Door{workload.KafkaBinary}, SourceHTTP: workload.SourceHTTP, SourceKafka: workload.SourceKafka}
 		if _, err := s.Send(ctx, workload.Stream(shape, events)); err != nil {
 			return err
 		}
+		for _, e := range events {
+			p.units += e.Measures[0].Units // of countedMetric
+		}
 	}
 	p.sent += n
 	return nil
-}
-
-func (p *pipeline) measure(ctx context.Context, events, measures int, target float64, stages []Result) ([]Result, error) {
-	if err := p.produce(ctx, 1, events, measures, 0); err != nil {
-		return nil, err
-	}
-	for _, name := range stageNames {
-		if err := p.startStage(name); err != nil {
-			return nil, err
-		}
-	}
-	start := time.Now()
-	var early, peak int64 // bytes of all stages, after a quarter and at most after that
-	for {
-		rows, err := p.recorded(ctx)
-		if err != nil {
-			return nil, err
-		}
-		resident := p.resident()
-		if rows < p.sent*measures/4 {
-			early = max(early, resident)
-		} else {
-			peak = max(peak, resident)
-		}
-		if rows >= p.sent*measures {
-			counted, err := p.counted(ctx, "ai_request")
-			if err != nil {
-				return nil, err
-			}
-			if counted {
-				break
-			}
-		}
-		if time.Since(start) > 15*time.Minute {
-			return nil, fmt.Errorf("after 15 minutes %d of %d rows are recorded", rows, p.sent*measures)
-		}
-		if err := sleep(ctx, 200*time.Millisecond); err != nil {
-			return nil, err
-		}
-	}
-	took := time.Since(start)
-	perSecond := float64(events) / took.Seconds()
-	name := fmt.Sprintf("pipeline, %d measure(s), %d events, start-up included", measures, events)
-	out := []Result{{Name: name, Ours: perSecond, Unit: "events/s", Target: "≥ " + figure(target), Met: perSecond >= target}}
-	if bare := together(stages); bare > 0 && measures == 1 {
-		ratio := perSecond / bare
-		out = append(out, Result{Name: "pipeline against its bare stages", Ours: perSecond, Bare: &bare, Unit: "events/s", Ratio: &ratio, Target: "≥ 0.75 of 1/Σ(1/bare)", Met: ratio >= 0.75})
-	}
-	growth := float64(peak) / float64(max(1, early))
-	quarter := float64(early) / (1 << 20)
-	return append(out, Result{Name: fmt.Sprintf("pipeline, %d measure(s): memory of all stages", measures), Ours: float64(peak) / (1 << 20), Bare: &quarter, Unit: "MiB (bare: first quarter)",
-		Ratio: &growth, Target: "flat: ≤ 1.5 × the first quarter", Met: growth <= 1.5}), nil
 }
 
 // together is 1/Σ(1/bare) over the bare stages that were measured in the same run.
@@ -270,27 +225,6 @@ func together(stages []Result) float64 {
 		sum += 1 / *stages[i].Bare
 	}
 	return 1 / sum
-}
-
-func (p *pipeline) recorded(ctx context.Context) (int, error) {
-	var n uint64
-	err := p.conn.QueryRow(ctx, "SELECT count() FROM usage_events").Scan(&n)
-	return int(n), err
-}
-
-// counted reports whether the counters of every tenant agree with the ledger.
-func (p *pipeline) counted(ctx context.Context, metric string) (bool, error) {
-	now := time.Now().UTC()
-	rows, err := tally.Gather(ctx, tally.Stores{Kafka: p.kcfg, Ledger: p.conn, Counters: p.counters, Directory: p.dirs}, calendar.YearMonth{Year: now.Year(), Month: now.Month()})
-	if err != nil {
-		return false, err
-	}
-	for _, r := range rows {
-		if r.Metric == metric && (r.Counted == nil || r.Differs()) {
-			return false, nil
-		}
-	}
-	return len(rows) > 0, nil
 }
 
 // resident sums the resident memory of the stages.
