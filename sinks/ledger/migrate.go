@@ -228,6 +228,7 @@ func insertSettings(token string) map[string]string {
 		"async_insert": "0", // an acknowledged insert is a stored one
 		"deduplicate_blocks_in_dependent_materialized_views": "1",
 		"insert_deduplicate":              "1",
+		"optimize_on_insert":              "0",
 		"max_partitions_per_insert_block": strconv.Itoa(monthsMax),
 	}
 	if token != "" {

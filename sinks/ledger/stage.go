@@ -39,8 +39,8 @@ type Config struct {
 	ClickHouse clickhouse.Config
 	Group      string // empty uses DefaultGroup
 
-	// A range is inserted when it has BatchRows rows or BatchBytes bytes of records, or BatchInterval after the one before.
-	// Zero uses 100,000 rows, 32 MiB and 1 s.
+	// A range is inserted when it has BatchRows rows or BatchBytes bytes of records, or BatchInterval after the one before;
+	// a backlog is taken in larger ranges. Zero uses 200,000 rows, 32 MiB and 1 s.
 	BatchRows     int
 	BatchBytes    int
 	BatchInterval time.Duration
@@ -56,7 +56,7 @@ func (c Config) WithDefaults() Config {
 		c.Group = DefaultGroup
 	}
 	if c.BatchRows == 0 {
-		c.BatchRows = 100_000
+		c.BatchRows = 200_000
 	}
 	if c.BatchBytes == 0 {
 		c.BatchBytes = 32 << 20

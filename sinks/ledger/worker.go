@@ -69,6 +69,22 @@ type limits struct {
 	queue    int           // bytes that wait; fetching pauses above
 }
 
+// A backlog is records that have been in the log for longer than behindAfter intervals. It is taken in fewer and larger blocks, one in
+// behindFactor intervals unless one is full before: nobody gets these rows in time any more, and ClickHouse's merges, which cost
+// more than its inserts, are the cheaper the fewer the blocks.
+const (
+	behindAfter  = 5
+	behindFactor = 4
+)
+
+// wait is the time from one flush to the next, for records that have been in the log for so long.
+func (l limits) wait(age time.Duration) time.Duration {
+	if age > behindAfter*l.interval {
+		return behindFactor * l.interval
+	}
+	return l.interval
+}
+
 // errOrder says that Kafka's client handed over records out of order: an invariant of ours broke.
 var errOrder = errors.New("records came out of order")
 
@@ -211,7 +227,7 @@ func (w *worker) gather(ctx context.Context) (more bool, err error) {
 				return true, nil
 			}
 			if len(w.batch) == 0 {
-				arm(max(w.limits.linger, w.limits.interval-time.Since(w.flushedAt)))
+				arm(max(w.limits.linger, w.limits.wait(time.Since(w.ready[0].Timestamp))-time.Since(w.flushedAt)))
 			}
 			if err := w.addOne(); err != nil {
 				return false, err

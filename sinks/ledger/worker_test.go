@@ -206,3 +206,14 @@ func (w *fakeWorld) completed(last int64) bool {
 	defer w.mu.Unlock()
 	return w.offset > last && strings.HasPrefix(w.metadata, "done ")
 }
+
+func TestABacklogIsTakenInLargerRanges(t *testing.T) {
+	l := limits{interval: time.Second}
+	for _, c := range []struct{ age, want time.Duration }{
+		{-time.Minute, time.Second}, {0, time.Second}, {5 * time.Second, time.Second}, {5*time.Second + 1, 4 * time.Second}, {time.Hour, 4 * time.Second},
+	} {
+		if got := l.wait(c.age); got != c.want {
+			t.Errorf("records of age %s wait %s, want %s", c.age, got, c.want)
+		}
+	}
+}
