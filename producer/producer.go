@@ -109,7 +109,7 @@ func New(cfg Config) (*Producer, error) {
 		// counts a record a little longer than we do.
 		kgo.MaxBufferedRecords(2 * eventsMax),
 		kgo.ProducerLinger(max(linger, 0)),
-		kgo.ProducerBatchCompression(kgo.Lz4Compression(), kgo.NoCompression()),
+		kgo.ProducerBatchCompression(kgo.SnappyCompression(), kgo.NoCompression()),
 		kgo.RecordDeliveryTimeout(timeout),
 	}
 	if cfg.ClientID != "" {
