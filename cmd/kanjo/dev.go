@@ -54,10 +54,10 @@ func (c *devCmd) Run(ctx context.Context, e *env) error {
   redis        %s
   health       http://%s/readyz  /metrics
 
-In another terminal:  kanjo apply -f examples/control   kanjo load   kanjo usage   kanjo doctor
-(on other ports than the usual ones, first:  %s)
+In another terminal:  %[8]s apply -f examples/control   %[8]s load   %[8]s usage   %[8]s doctor
+(on other ports than the usual ones, first:  %[9]s)
 Stop with ctrl-c; the state stays.
-`, c.Dir, a.Gateway, a.Kafka, a.ClickHouse, a.ClickHouse, a.Redis, a.Ops, a.Env())
+`, c.Dir, a.Gateway, a.Kafka, a.ClickHouse, a.ClickHouse, a.Redis, a.Ops, invoked(), a.Env())
 	})
 }
 
@@ -70,7 +70,7 @@ type demoCmd struct {
 
 func (c *demoCmd) Run(ctx context.Context, e *env) error {
 	err := demo.Run(ctx, demo.Config{
-		Dev: c.config(), Fresh: c.Fresh, Seed: c.Seed, Tenants: c.Tenants, Out: e.out, Bars: e.err, Now: time.Now(),
+		Command: invoked(), Dev: c.config(), Fresh: c.Fresh, Seed: c.Seed, Tenants: c.Tenants, Out: e.out, Bars: e.err, Now: time.Now(),
 		Args: []string{"dev", "--dir", c.Dir, "--kafka-port", fmt.Sprint(c.KafkaPort), "--redis-port", fmt.Sprint(c.RedisPort),
 			"--clickhouse-port", fmt.Sprint(c.ClickhousePort), "--gateway-port", fmt.Sprint(c.GatewayPort), "--ops-port", fmt.Sprint(c.OpsPort),
 			"--partitions", fmt.Sprint(c.Partitions)},

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"time"
 
+	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/producer"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
@@ -49,10 +52,45 @@ func (c *emitCmd) Run(ctx context.Context, e *env) error {
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
+	told := tellWaiting(ctx, e, k)
 	err = p.Emit(ctx, event)
-	if err := errors.Join(err, p.Close(context.WithoutCancel(ctx))); err != nil {
+	told()
+	// Whoever has given up waiting does not wait again.
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if err := errors.Join(err, p.Close(closing)); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(e.out, "kafka has event %s of source %s\n", printable(c.ID), printable(c.Source))
 	return err
+}
+
+// tellAfter is how long a command may wait for Kafka in silence.
+const tellAfter = 2 * time.Second
+
+// tellWaiting says on the terminal what is waited for, and why, when it takes longer than tellAfter. The returned function ends that.
+func tellWaiting(ctx context.Context, e *env, k kafka.Config) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(tellAfter):
+		}
+		why := k.Reach(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		reason := "it answers, and has not acknowledged the event"
+		if why != nil {
+			reason = why.Error()
+		}
+		fmt.Fprintf(e.err, "kanjo: waiting for Kafka at %s: %s; it is tried for 30 s, ctrl-c ends that (the same id may be emitted again)\n",
+			strings.Join(k.Brokers, ","), reason)
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/kanjo-dev/kanjo/internal/calendar"
 	"github.com/kanjo-dev/kanjo/rater"
 	"github.com/kanjo-dev/kanjo/rater/document"
 )
@@ -39,6 +40,10 @@ type invoiceListCmd struct {
 
 func (c *invoiceListCmd) Run(ctx context.Context, e *env) error {
 	k, err := c.config("invoice")
+	if c.Period != "" {
+		_, periodErr := calendar.ParseYearMonth(c.Period)
+		err = errors.Join(err, periodErr)
+	}
 	if err != nil {
 		return exitError{exitUsage, err}
 	}

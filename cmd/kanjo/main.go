@@ -85,7 +85,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	default:
 		fmt.Fprintf(stderr, "kanjo: %v\n", err)
 		if errors.Is(err, syscall.ECONNREFUSED) {
-			fmt.Fprintln(stderr, "nothing listens there: kanjo dev starts everything on this machine, kanjo doctor looks at each dependency of another installation")
+			fmt.Fprintf(stderr, "nothing listens there: %[1]s dev starts everything on this machine, %[1]s doctor looks at each dependency of another installation\n", invoked())
 		}
 		return exitWrong
 	}
@@ -97,6 +97,9 @@ func newParser(c *cli, stdout, stderr io.Writer, exit func(int)) (*kong.Kong, er
 		kong.DefaultEnvars("KANJO"), kong.Writers(stdout, stderr), kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(exit),
 		kong.Vars{"version": version, "dedup_window": schemas.DedupWindow.String(), "topic_raw": schemas.TopicRaw})
 }
+
+// invoked is how the reader has called this program, so that a command that is shown can be typed as it stands.
+func invoked() string { return os.Args[0] }
 
 // stopOnSignal asks for an orderly stop at the first SIGINT or SIGTERM and exits at once at the second.
 func stopOnSignal(cancel context.CancelFunc, stderr io.Writer) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"text/tabwriter"
 	"time"
 
@@ -15,11 +16,40 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/setup"
 )
 
-// printJSON prints v as indented JSON.
+// printJSON prints v as indented JSON. A list without elements is [] at every depth, never null: scripts iterate over it.
 func printJSON(w io.Writer, v any) error {
+	settable := reflect.New(reflect.TypeOf(v)).Elem()
+	settable.Set(reflect.ValueOf(v))
+	emptyLists(settable)
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	return enc.Encode(v)
+	return enc.Encode(settable.Interface())
+}
+
+// emptyLists makes the nil slices in v empty ones, as far as they are exported.
+func emptyLists(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			emptyLists(v.Elem())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Field(i); f.CanSet() {
+				emptyLists(f)
+			}
+		}
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return // bytes are no list
+		}
+		if v.IsNil() {
+			v.Set(reflect.MakeSlice(v.Type(), 0, 0))
+		}
+		for i := range v.Len() {
+			emptyLists(v.Index(i))
+		}
+	}
 }
 
 // table prints rows with aligned columns.

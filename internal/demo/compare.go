@@ -36,6 +36,11 @@ func (d *demo) compare(ctx context.Context) error {
 	if err := d.printLines(lines); err != nil {
 		return err
 	}
+	later, err := d.compareLater(ctx)
+	if err != nil {
+		return err
+	}
+	differences += later
 	if err := d.printRejected(ctx); err != nil {
 		return err
 	}
@@ -68,7 +73,7 @@ func (d *demo) compare(ctx context.Context) error {
 	if differences > 0 {
 		verdict = "failed"
 	}
-	fmt.Fprintf(d.Out, "events of the closed month, in %d totals of a tenant and a metric:\n", len(d.wanted))
+	fmt.Fprintf(d.Out, "events of the closed month, in %d totals of a tenant and a metric; differences in either month:\n", len(d.wanted))
 	fmt.Fprintf(d.Out, "demo: %s sent=%s duplicates=%d rejected=%d counted=%s recorded=%s billed=%s differences=%d\n", verdict,
 		sent, d.sent.Copies, int64(d.rejected)+d.sent.RefusedAtDoor, counted, recorded, billed, differences)
 	if differences > 0 {
@@ -129,6 +134,42 @@ func (d *demo) lines(rows []tally.Row) ([]tenantLine, int) {
 	}
 	slices.SortFunc(out, func(a, b tenantLine) int { return b.sent.Cmp(a.sent) })
 	return out, differences
+}
+
+// compareLater compares the month after the closed one, in which the other part of the hour lies: it is counted and recorded, and
+// has no documents yet. It returns the number of totals in which a store differs from what was sent.
+func (d *demo) compareLater(ctx context.Context) (differences int, err error) {
+	month := d.period.Add(1)
+	rows, err := tally.Gather(ctx, d.stores, month)
+	if err != nil {
+		return 0, err
+	}
+	have := make(map[workload.Key]tally.Row, len(rows))
+	for _, r := range rows {
+		have[workload.Key{Tenant: r.Tenant, Metric: r.Metric}] = r
+	}
+	for k := range d.later {
+		if _, ok := have[k]; !ok {
+			have[k] = tally.Row{Tenant: k.Tenant, Metric: k.Metric}
+		}
+	}
+	for k, r := range have {
+		want := d.metricUnits(k.Metric, d.later[k])
+		if r.Recorded.Equal(want) && r.Counted != nil && r.Counted.Equal(want) {
+			continue
+		}
+		if want.IsZero() && r.Recorded.IsZero() && r.Counted == nil && r.Unknown == "" {
+			continue
+		}
+		differences++
+		fmt.Fprintf(d.Out, "DIFFERENCE in %s, %s %s: sent %s, counted %v %s, recorded %s\n", month, k.Tenant, k.Metric, want, r.Counted, r.Unknown, r.Recorded)
+	}
+	verdict := "all equal"
+	if differences > 0 {
+		verdict = fmt.Sprintf("%d differ", differences)
+	}
+	fmt.Fprintf(d.Out, "\nusage in %s, which still runs: %d totals of a tenant and a metric sent, counted and recorded, %s\n", month, len(d.later), verdict)
+	return differences, nil
 }
 
 // shownTenants is how many tenants are printed one by one; the sum of the others follows.
@@ -197,19 +238,19 @@ func (d *demo) printInvoice(ctx context.Context) (string, error) {
 func (d *demo) printNext(number string) {
 	fmt.Fprintf(d.Out, `
 The state stays in %[1]s. Start it again with
-  bin/kanjo dev --dir %[1]s
+  %[6]s dev --dir %[1]s
 (and --kafka-port and so on, when you gave them) and, in another terminal, try
   %[5]s
-  bin/kanjo usage t-0001 --period %[2]s
-  bin/kanjo close --period %[2]s            # again: nothing changes
-  bin/kanjo invoice list
-  bin/kanjo invoice explain %[4]s
-  bin/kanjo invoice show %[4]s --format html -o invoice.html
-  bin/kanjo invoice verify
-  bin/kanjo audit
-  bin/kanjo rejected list --limit 5
-  bin/kanjo load --events 100000 && bin/kanjo usage t-0001
+  %[6]s usage t-0001 --period %[2]s
+  %[6]s close --period %[2]s            # again: nothing changes
+  %[6]s invoice list
+  %[6]s invoice explain %[4]s
+  %[6]s invoice show %[4]s --format html -o invoice.html
+  %[6]s invoice verify
+  %[6]s audit
+  %[6]s rejected list --limit 5
+  %[6]s load --events 100000 && %[6]s usage t-0001
   curl -s http://%[3]s/ --data-binary 'SELECT metric, sum(quantity) FROM usage GROUP BY metric FORMAT PrettyCompact'
 
-`, d.Dev.Dir, d.period, d.addr.ClickHouse, number, d.addr.Env())
+`, d.Dev.Dir, d.period, d.addr.ClickHouse, number, d.addr.Env(), d.Command)
 }

@@ -33,6 +33,7 @@ import (
 
 // Config says where to run and what to draw.
 type Config struct {
+	Command string // how the reader calls kanjo, for the commands that are shown
 	Dev     dev.Config
 	Args    []string // of the child process that runs kanjo dev
 	Fresh   bool     // remove the state of an earlier run first
@@ -95,6 +96,7 @@ type demo struct {
 	items     []workload.Item
 	sent      workload.Sent
 	wanted    workload.Totals // of the period
+	later     workload.Totals // of the month after it, which still runs
 	report    *rater.Report
 	rejected  uint64
 	conflicts uint64
@@ -144,19 +146,24 @@ func (d *demo) run(ctx context.Context) error {
 		return err
 	}
 	d.items = workload.Stream(workload.Shape{Seed: d.Seed, Copies: 50, Malformed: 10, SourceHTTP: workload.SourceHTTP, SourceKafka: workload.SourceKafka}, events)
-	d.wanted = workload.Sum(d.items, func(tenant string) (time.Time, time.Time) {
-		p, err := d.stores.Directory.Period(tenant, d.period)
-		if err != nil {
-			panic(err) // apply has checked every zone
-		}
-		return p.Start, p.End
-	})
+	d.wanted, d.later = d.sum(d.period), d.sum(d.period.Add(1))
 	for _, step := range []func(context.Context) error{d.send, d.settle, d.closeMonth, d.compare} {
 		if err := step(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// sum returns what was sent for a month, in each tenant's zone.
+func (d *demo) sum(month calendar.YearMonth) workload.Totals {
+	return workload.Sum(d.items, func(tenant string) (time.Time, time.Time) {
+		p, err := d.stores.Directory.Period(tenant, month)
+		if err != nil {
+			panic(err) // apply has checked every zone
+		}
+		return p.Start, p.End
+	})
 }
 
 func (d *demo) send(ctx context.Context) error {

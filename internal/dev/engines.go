@@ -54,12 +54,12 @@ func (b *backing) start(ctx context.Context, cfg Config, log *slog.Logger) error
 	log.Info("starting redis", "port", cfg.RedisPort)
 	b.redis, err = engines.StartRedis(ctx, engines.RedisConfig{DataDir: filepath.Join(cfg.Dir, "redis"), Port: cfg.RedisPort})
 	if err != nil {
-		return fmt.Errorf("start redis: %w", err)
+		return err // it names the engine
 	}
 	log.Info("starting the clickhouse engine", "port", cfg.ClickHousePort)
 	b.clickhouse, err = engines.StartClickHouse(ctx, engines.ClickHouseConfig{DataDir: filepath.Join(cfg.Dir, "clickhouse"), Port: cfg.ClickHousePort})
 	if err != nil {
-		return fmt.Errorf("start the clickhouse engine: %w", err)
+		return err
 	}
 	return nil
 }

@@ -1,0 +1,28 @@
+package document
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestEveryLineOfAPartyStandsInOneColumn(t *testing.T) {
+	var out strings.Builder
+	page := Page{Body: &Body{
+		Issuer: Party{Name: "Example K.K.\n1-1 Chiyoda\nTokyo\n", TaxID: "T0"},
+		Tenant: Party{Name: "aoyama", Address: "2 Street\nTown"},
+	}}
+	if err := page.WriteText(&out); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		if strings.HasPrefix(line, "From ") || strings.HasPrefix(line, "To ") || strings.HasPrefix(line, "       ") {
+			got = append(got, strings.Join(strings.Fields(line), " "))
+		} else if len(got) > 0 {
+			break
+		}
+	}
+	if want := "From Example K.K. T0|1-1 Chiyoda|Tokyo|To aoyama|2 Street|Town"; strings.Join(got, "|") != want {
+		t.Errorf("got %q in\n%s", got, &out)
+	}
+}
