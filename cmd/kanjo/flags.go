@@ -31,6 +31,7 @@ type cli struct {
 	Deduper  deduperCmd  `cmd:"" group:"stages" help:"usage.valid to usage.unique or usage.conflict, exactly once."`
 	Counters countersCmd `cmd:"" group:"stages" help:"usage.unique to the fast counters in Redis."`
 	Ledger   ledgerCmd   `cmd:"" group:"stages" help:"usage.unique and its side topics to the ledger in ClickHouse."`
+	Relay    relayCmd    `cmd:"" group:"stages" help:"An application's outbox, in its PostgreSQL or SQLite, to usage.raw."`
 
 	Migrate   migrateCmd   `cmd:"" group:"operate" help:"Create the topics and bring the ledger's schema up to date."`
 	Apply     applyCmd     `cmd:"" group:"operate" help:"Check and publish control documents."`
