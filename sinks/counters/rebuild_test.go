@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -151,6 +152,27 @@ func TestTheLedgerFindsDriftAndRebuildsTheCountersUnderTraffic(t *testing.T) {
 	converges()
 	if d := drift(); len(d.Differences) != 0 {
 		t.Fatalf("after the rebuild: differences %+v", d.Differences[:min(3, len(d.Differences))])
+	}
+
+	// What older generations left is gone, except what the rebuilds that lost may have written after the winner had swept.
+	if _, err := rb.Rebuild(ctx); err != nil {
+		t.Fatal(err)
+	}
+	converges()
+	if states, err = (store{r.rdb}).look(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if keys, err = (store{r.rdb}).counterKeys(ctx, mustPlan(t, r)); err != nil {
+		t.Fatal(err)
+	}
+	for b, ks := range keys {
+		for _, key := range ks {
+			for _, field := range r.rdb.HKeys(ctx, key).Val() {
+				if kind, gen, ok := strings.Cut(field, ":"); ok && (kind == "u" || kind == "a") && gen != states[b].gen {
+					t.Errorf("%s still has the field %s, generation %s is in force", key, field, states[b].gen)
+				}
+			}
+		}
 	}
 
 	// An empty Redis takes everything from the ledger, too.

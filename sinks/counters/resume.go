@@ -250,8 +250,16 @@ func (s *Stage) beginMissing(ctx context.Context, states []bucketState, log logV
 	}
 	failpoint.Hit("counters.after_begin")
 	s.metrics.begun.Add(float64(won))
-	s.log.Warn("counters: buckets are built from the log; until that is done they answer cannot count",
-		"buckets", len(list), "of_them_not_trusted", lost, "whole_since", log.since)
+	if list[0].first {
+		s.log.Info("counters: nothing was ever counted here and the log is empty: counting begins", "buckets", len(list))
+	} else {
+		since := "ever"
+		if !log.since.IsZero() {
+			since = log.since.UTC().Format(time.RFC3339)
+		}
+		s.log.Warn("counters: buckets are built from the log; until that is done they answer cannot count",
+			"buckets", len(list), "of_them_not_trusted", lost, "whole_since", since)
+	}
 	if states, err = s.store.look(ctx); err != nil {
 		return nil, err
 	}

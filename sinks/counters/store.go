@@ -36,6 +36,9 @@ var claimLua string
 //go:embed lua/fill.lua
 var fillLua string
 
+//go:embed lua/sweep.lua
+var sweepLua string
+
 //go:embed lua/snapshot.lua
 var snapshotLua string
 
@@ -71,6 +74,7 @@ var (
 
 	claimScript    = script(claimLua)
 	fillScript     = script(fillLua)
+	sweepScript    = script(sweepLua)
 	snapshotScript = script(snapshotLua)
 	markScript     = script(markLua)
 
@@ -107,7 +111,7 @@ type bucketState struct {
 // loadScripts puts the scripts into the cache of every master: inside a pipeline there is no falling back to EVAL.
 func (s store) loadScripts(ctx context.Context) error {
 	for _, sc := range []*redis.Script{
-		lookScript, beginScript, attestScript, applyScript, readScript, claimScript, fillScript, snapshotScript, markScript,
+		lookScript, beginScript, attestScript, applyScript, readScript, claimScript, fillScript, sweepScript, snapshotScript, markScript,
 	} {
 		if err := sc.Load(ctx, s.rdb).Err(); err != nil {
 			return fmt.Errorf("load a script into redis (version 7 or newer is needed): %w", err)
