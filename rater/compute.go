@@ -55,12 +55,13 @@ func newComputer(dir *directory.Directory, open func(context.Context, document.L
 	return computer{dir: dir, books: make(map[string]*pricebook.Version), open: open}
 }
 
-// batches groups cuts whose usage one query can answer for: same log cut, bounds, and books; each group sorted by tenant
+// batches groups cuts whose usage one query can answer for: same log cut, bounds, and books, and each tenant once; each group sorted by tenant
 // and cut to tenantsPerBatch. The groups are in a fixed order.
 func batches(cuts []*document.Cut) [][]*document.Cut {
 	key := func(c *document.Cut) string {
 		var k strings.Builder
-		fmt.Fprint(&k, c.Log.Epoch, c.Log.Offsets, c.Start.UnixNano(), c.End.UnixNano())
+		// Two waves of a tenant may have the same log and other disputes.
+		fmt.Fprint(&k, c.Log.Epoch, c.Log.Offsets, c.Start.UnixNano(), c.End.UnixNano(), c.Wave)
 		for _, s := range c.Segments {
 			fmt.Fprintf(&k, "|%d %s", s.Start.UnixNano(), bookKey(s))
 		}

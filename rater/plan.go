@@ -156,7 +156,7 @@ func segmentsOf(dir *directory.Directory, tenant string, p calendar.Period) ([]d
 			return nil, err
 		}
 		s.End = end
-		if last := len(out) - 1; last >= 0 && sameTerms(out[last], s) {
+		if last := len(out) - 1; last >= 0 && sameTerms(out[last], s) && !(p.Seam && p.Month(start).Start.Equal(start)) {
 			out[last].End = s.End // the change was not one of prices
 			continue
 		}

@@ -118,7 +118,7 @@ func underBook(cut *document.Cut, book *pricebook.Version, insteadOf string) (ch
 			s.Book, s.Version, s.SHA256 = book.Name, book.Number, book.SHA256
 			ok = true
 		}
-		if last := len(c.Segments) - 1; last >= 0 && sameTerms(c.Segments[last], s) {
+		if last := len(c.Segments) - 1; last >= 0 && s.PeriodDays == 0 && sameTerms(c.Segments[last], s) {
 			c.Segments[last].End = s.End
 			continue
 		}
