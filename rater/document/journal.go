@@ -13,12 +13,14 @@ type Accounts struct {
 	Receivable string
 	Revenue    string
 	Tax        string
+	Prepaid    string // what tenants paid before and have not used
 }
 
 var journalHeader = []string{"date", "number", "tenant", "period", "account", "tax_rate", "debit", "credit", "currency", "description"}
 
 // WriteJournal writes final documents as entries of double-entry bookkeeping: of each document, what the tenant owes on one side, and the net
-// and the tax of each rate on the other. A negative amount, of an adjustment, stands on the opposite side, so that every number is
+// and the tax of each rate on the other; what an invoice draws on prepaid credits lowers both what is owed and the credits. What it carries over was
+// entered with the document that it is from. A negative amount, of an adjustment, stands on the opposite side, so that every number is
 // positive. The debits of a document equal its credits. Rows of amount zero are left out. The date is that of the document in the zone of its period.
 func WriteJournal(w io.Writer, accounts Accounts, pages ...*Page) error {
 	out := csv.NewWriter(w)
@@ -71,6 +73,19 @@ func (p *Page) journal(out *csv.Writer, accounts Accounts) error {
 			return err
 		}
 		if err := entry(accounts.Tax, t.Rate, t.Tax, true, t.Name()); err != nil {
+			return err
+		}
+	}
+	s := p.Statement()
+	if s == nil {
+		return nil
+	}
+	for i := range s.Prepaid {
+		d := &s.Prepaid[i]
+		if err := entry(accounts.Prepaid, "", d.Drawn, false, "drawn on "+d.Key); err != nil {
+			return err
+		}
+		if err := entry(accounts.Receivable, "", d.Drawn, true, "drawn on "+d.Key); err != nil {
 			return err
 		}
 	}

@@ -37,8 +37,11 @@ func NewPage(d *Document) (*Page, error) {
 // Title is the heading: the kind and number of a final document, or that it is a draft.
 func (p *Page) Title() string {
 	kind := "Invoice"
-	if p.Body.Format == FormatAdjustment {
+	switch p.Body.Format {
+	case FormatAdjustment:
 		kind = "Adjustment"
+	case FormatCredit:
+		kind = "Credit note"
 	}
 	if p.Envelope == nil {
 		return "Draft " + strings.ToLower(kind)
@@ -46,7 +49,38 @@ func (p *Page) Title() string {
 	return kind + " " + p.Envelope.Number
 }
 
-// Corrected lists the numbers of the documents that an adjustment corrects.
+// IsCredit says that the document takes others back.
+func (p *Page) IsCredit() bool { return p.Body.Format == FormatCredit }
+
+// Statement is what the invoice asks for beside its total, nil when that is nothing.
+func (p *Page) Statement() *Statement {
+	if p.Envelope == nil {
+		return nil
+	}
+	return p.Envelope.Statement
+}
+
+// Text says what is carried over.
+func (c *Carried) Text() string {
+	switch c.Kind {
+	case KindAdjustment:
+		return fmt.Sprintf("Adjustment %s of %s", c.Number, c.Period)
+	case KindCredit:
+		return fmt.Sprintf("Credit note %s of %s", c.Number, c.Period)
+	}
+	return fmt.Sprintf("Balance of %s in your favour", c.Number)
+}
+
+// Text says what is drawn on and what is left.
+func (d *Drawn) Text() string {
+	text := fmt.Sprintf("Prepaid %s, %s left of %s", cmp.Or(d.Description, d.Key), Money(d.Closing), Money(d.Opening))
+	if d.Until != "" {
+		text += ", expires " + d.Until
+	}
+	return text
+}
+
+// Corrected lists the numbers of the documents that an adjustment or a credit note corrects.
 func (p *Page) Corrected() string {
 	var numbers []string
 	for _, r := range p.Body.Corrects {
@@ -175,7 +209,10 @@ func (p *Page) WriteText(w io.Writer) error {
 		party("       ", b.Tenant.Address, "")
 	}
 	line(fmt.Sprintf("For    %s to %s", p.FirstDay(), p.LastDay()), b.Period.Zone)
-	if c := p.Corrected(); c != "" {
+	if c := p.Corrected(); p.IsCredit() {
+		line("Takes back "+c, "")
+		line("Reason "+b.Reason, "")
+	} else if c != "" {
 		line("Adds to "+c, "")
 	}
 	out.WriteString(rule)
@@ -198,6 +235,15 @@ func (p *Page) WriteText(w io.Writer) error {
 		line(fmt.Sprintf("%s on %s", t.Name(), Money(t.Net)), Money(t.Tax))
 	}
 	line("Total "+b.Currency+p.taxNote(), Money(b.Total))
+	if s := p.Statement(); s != nil {
+		for i := range s.Carried {
+			line(s.Carried[i].Text(), Money(s.Carried[i].Amount))
+		}
+		for i := range s.Prepaid {
+			line(s.Prepaid[i].Text(), Money(negative(s.Prepaid[i].Drawn)))
+		}
+		line("To pay "+b.Currency, Money(s.Payable))
+	}
 	for i := range b.Unpriced {
 		u := &b.Unpriced[i]
 		line(fmt.Sprintf("NOT BILLED: %s of metric %s has no price (%d events)", u.Quantity, u.Metric, u.Events), "")
@@ -215,6 +261,17 @@ func (p *Page) WriteText(w io.Writer) error {
 }
 
 const textWidth = 78
+
+// negative is an amount with the opposite sign.
+func negative(amount string) string {
+	if strings.Trim(amount, "0.") == "" {
+		return amount
+	}
+	if rest, ok := strings.CutPrefix(amount, "-"); ok {
+		return rest
+	}
+	return "-" + amount
+}
 
 // columns counts what a terminal gives a text: East Asian characters take two.
 func columns(s string) int {
@@ -244,8 +301,8 @@ func (p *Page) taxNote() string {
 var pageFile embed.FS
 
 var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{
-	"money": Money,
-	"or":    func(a, b string) string { return cmp.Or(a, b) },
+	"money": Money, "negative": negative,
+	"or": func(a, b string) string { return cmp.Or(a, b) },
 }).ParseFS(pageFile, "page.html"))
 
 // WriteHTML prints the document as one page that needs nothing else: no script, no font, no picture from elsewhere.
