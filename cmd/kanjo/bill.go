@@ -101,7 +101,7 @@ func (c *usageCmd) Run(ctx context.Context, e *env) error {
 // printUsage prints the rows that hold anything, and says why a count is unknown once for each reason.
 func printUsage(w io.Writer, rows []tally.Row) error {
 	unknown := make(map[string]bool)
-	err := table(w, "TENANT\tMETRIC\tPERIOD\tCOUNTED\tRECORDED\tBILLED\tINVOICE", func(row func(string, ...any)) {
+	err := table(w, "TENANT\tMETRIC\tPERIOD\tCOUNTED\tRECORDED\tBY RULES\tBILLED\tINVOICE", func(row func(string, ...any)) {
 		for _, r := range rows {
 			if r.Unknown != "" {
 				unknown[r.Unknown] = true
@@ -109,13 +109,24 @@ func printUsage(w io.Writer, rows []tally.Row) error {
 			if (r.Counted == nil || r.Counted.IsZero()) && r.Recorded.IsZero() && (r.Billed == nil || r.Billed.IsZero()) {
 				continue
 			}
-			row("%s\t%s\t%s\t%s\t%s\t%s\t%s", r.Tenant, r.Metric, r.Period, amount(r.Counted, "?"), r.Recorded, amount(r.Billed, "-"), r.Invoice)
+			row("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", r.Tenant, r.Metric, r.Period, amount(r.Counted, "?"), r.Recorded, byRules(r.Ruled), amount(r.Billed, "-"), r.Invoice)
 		}
 	})
 	for reason := range unknown {
 		fmt.Fprintf(w, "? %s\n", reason)
 	}
 	return err
+}
+
+// byRules says what counting rules and disputes take off, or add.
+func byRules(ruled decimal.Decimal) string {
+	switch {
+	case ruled.IsZero():
+		return ""
+	case ruled.IsNegative():
+		return "+" + ruled.Neg().String()
+	}
+	return "-" + ruled.String()
 }
 
 func amount(d *decimal.Decimal, none string) string {

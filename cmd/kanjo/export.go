@@ -25,6 +25,7 @@ type exportCmd struct {
 	Receivable string `name:"account-receivable" help:"Account of the journal for what tenants owe." default:"accounts receivable"`
 	Revenue    string `name:"account-revenue" help:"Account of the journal for net amounts." default:"revenue"`
 	Tax        string `name:"account-tax" help:"Account of the journal for tax." default:"tax payable"`
+	Prepaid    string `name:"account-prepaid" help:"Account of the journal for prepaid credits." default:"prepaid credits"`
 	JSON       bool   `name:"json" help:"Print the names of the files as JSON."`
 }
 
@@ -104,7 +105,7 @@ func (c *exportCmd) files(docs []*document.Document) ([]string, error) {
 		}
 	}
 	if wanted("journal") {
-		accounts := document.Accounts{Receivable: c.Receivable, Revenue: c.Revenue, Tax: c.Tax}
+		accounts := document.Accounts{Receivable: c.Receivable, Revenue: c.Revenue, Tax: c.Tax, Prepaid: c.Prepaid}
 		if err := write("journal.csv", func(w io.Writer) error { return document.WriteJournal(w, accounts, pages...) }); err != nil {
 			return nil, err
 		}

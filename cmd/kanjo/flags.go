@@ -44,6 +44,7 @@ type cli struct {
 	Preview  previewCmd  `cmd:"" group:"bill" help:"Print the drafts of a month as of now; write nothing."`
 	Close    closeCmd    `cmd:"" group:"bill" help:"Close a month: final invoices."`
 	Adjust   adjustCmd   `cmd:"" group:"bill" help:"Document what came late to, or was corrected in, a closed month."`
+	Credit   creditCmd   `cmd:"" group:"bill" help:"Take an invoice back with its adjustments, by a credit note; its month is open again."`
 	Invoice  invoiceCmd  `cmd:"" group:"bill" help:"Show, explain and verify documents."`
 	Export   exportCmd   `cmd:"" group:"bill" help:"Write the documents of a month to a directory, and a journal of debits and credits."`
 	Simulate simulateCmd `cmd:"" group:"bill" help:"Rate a closed month again under another price book and compare; write nothing."`

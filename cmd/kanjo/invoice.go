@@ -164,7 +164,10 @@ func printDocument(w io.Writer, x *rater.Explanation) error {
 	b := x.Body
 	fmt.Fprintf(w, "%s: tenant %s, %s in %s, [%s, %s)\n", x.Number, b.Tenant.Name, b.Period.Month, b.Period.Zone,
 		b.Period.Start.UTC().Format("2006-01-02T15:04:05Z"), b.Period.End.UTC().Format("2006-01-02T15:04:05Z"))
-	if b.Format == document.FormatAdjustment {
+	switch b.Format {
+	case document.FormatCredit:
+		fmt.Fprintf(w, "a credit note: it takes back what %s documented: %s\n", (&document.Page{Body: b}).Corrected(), b.Reason)
+	case document.FormatAdjustment:
 		fmt.Fprintf(w, "an adjustment: its amounts are differences to what %s documented\n", (&document.Page{Body: b}).Corrected())
 	}
 	fmt.Fprintf(w, "computed from %d events, SHA-256 %s\nhead %s\n\n", b.Manifest.Events, b.Manifest.EventsSHA256, x.Head)
@@ -176,7 +179,19 @@ func printDocument(w io.Writer, x *rater.Explanation) error {
 			row("\t%s %s %%\ton %s\t\t%s", t.Label, t.Rate, t.Net, t.Tax)
 		}
 		row("\tTotal\t\t\t%s %s", b.Total, b.Currency)
+		if s := x.Document.Envelope.Statement; s != nil {
+			for i := range s.Carried {
+				row("\t%s\t\t\t%s", s.Carried[i].Text(), s.Carried[i].Amount)
+			}
+			for i := range s.Prepaid {
+				row("\t%s\t\t\t-%s", s.Prepaid[i].Text(), s.Prepaid[i].Drawn)
+			}
+			row("\tTo pay\t\t\t%s %s", s.Payable, b.Currency)
+		}
 	})
+	for i := range b.Counting {
+		fmt.Fprintln(w, b.Counting[i].Text())
+	}
 	fmt.Fprintf(w, "\nkanjo invoice explain %s LINE goes on to the events of a line\n", x.Number)
 	return err
 }

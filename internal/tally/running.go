@@ -39,10 +39,11 @@ func Running(ctx context.Context, s Stores, now time.Time, tenants ...string) ([
 	return out, nil
 }
 
-// runningMonth finds the period that holds now. Zones lie within a day of UTC, so it is this month there or a neighbour.
+// runningMonth finds the period that holds now. Zones lie within a day of UTC and a period is at most two months long, so it begins in this
+// month or one of its neighbours.
 func (s Stores) runningMonth(tenant string, now time.Time) (calendar.YearMonth, error) {
 	utc := calendar.YearMonth{Year: now.UTC().Year(), Month: now.UTC().Month()}
-	for _, ym := range []calendar.YearMonth{utc, utc.Add(1), utc.Add(-1)} {
+	for _, ym := range []calendar.YearMonth{utc, utc.Add(1), utc.Add(-1), utc.Add(-2)} {
 		p, err := s.Directory.Period(tenant, ym)
 		if err != nil {
 			return ym, err

@@ -4,7 +4,6 @@ package tally
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -34,15 +33,18 @@ type Row struct {
 	Unknown string           `json:"unknown,omitempty"`
 	// Recorded is what was reported, before cancel and amend events.
 	Recorded decimal.Decimal `json:"recorded"`
-	// Billed is nil when the period has no invoice yet. Usage that is billed by another unit, or not at all, is not in it.
+	// Billed is nil when the period has no invoice that stands. Usage that is billed by another unit, or not at all, is not in it.
 	Billed *decimal.Decimal `json:"billed"`
+	// Ruled is what counting rules and disputes took off, or, below zero, added: counters and ledger have events as they were sent, the
+	// invoice as they count. Billed and Ruled together are what was sent.
+	Ruled decimal.Decimal `json:"ruled"`
 	// Invoice is the number of the document.
 	Invoice string `json:"invoice,omitempty"`
 }
 
-// Differs reports whether two stores that both know disagree.
+// Differs reports whether two stores that both know disagree by more than documents say.
 func (r Row) Differs() bool {
-	return r.Counted != nil && !r.Counted.Equal(r.Recorded) || r.Billed != nil && !r.Billed.Equal(r.Recorded)
+	return r.Counted != nil && !r.Counted.Equal(r.Recorded) || r.Billed != nil && !r.Billed.Add(r.Ruled).Equal(r.Recorded)
 }
 
 // Stores is where to look. Counters may be nil: then nothing is counted.
@@ -127,6 +129,10 @@ func (s Stores) counted(ctx context.Context, periods map[string]calendar.Period,
 				continue
 			}
 			r := row(tenant, m.Metric)
+			if p.Anchor > 1 || p.Seam {
+				r.Unknown = "the counters count calendar months, and this period is not one"
+				continue
+			}
 			if !m.Counts[i].Whole {
 				r.Unknown = "the counters do not reach back over the whole of this period"
 				if m.Counts[i].Full {
@@ -163,56 +169,113 @@ func (s Stores) scale(metric string) int32 {
 
 // unbilled reports whether the tenant's price book says that the metric is not billed.
 func (s Stores) unbilled(tenant, metric string, at time.Time) bool {
-	t, ok := s.Directory.Tenant(tenant, at)
-	if !ok {
-		return false
-	}
-	book, ok := s.Directory.PriceBook(t.PriceBook, at)
+	book, ok := s.Directory.PriceBook(s.Directory.PriceBookOf(tenant, at), at)
 	return ok && slices.Contains(book.Unbilled, metric)
 }
 
-func (s Stores) billed(ctx context.Context, ym calendar.YearMonth, periods map[string]calendar.Period, rows map[[2]string]*Row, row func(tenant, metric string) *Row) error {
-	issued := make(map[string]string)
-	sums := make(map[[2]string]decimal.Decimal)
-	err := document.Read(ctx, s.Kafka, make(map[int32]int64), func(_ *document.Cut, d *document.Document) error {
-		if d == nil || d.Envelope.Period != ym.String() {
-			return nil
+// standing is what the documents of one tenant and period say together: the newest word on each line.
+type standing struct {
+	invoice string // number
+	lines   map[string]billedLine
+	ruled   map[string]decimal.Decimal // by metric
+}
+
+type billedLine struct {
+	metric   string
+	quantity decimal.Decimal
+}
+
+// stands reads documents in the order of their waves. It returns nil when no invoice stands.
+func stands(documents []*document.Document) (*standing, error) {
+	var now *standing
+	for _, d := range documents {
+		switch d.Envelope.Kind {
+		case document.KindCredit:
+			now = nil
+			continue
+		case document.KindInvoice:
+			now = &standing{invoice: d.Envelope.Number, lines: make(map[string]billedLine)}
 		}
-		if _, ok := periods[d.Envelope.Tenant]; !ok {
-			return nil
+		if now == nil {
+			continue
 		}
-		var body document.Body
-		if err := json.Unmarshal(d.Body, &body); err != nil {
-			return fmt.Errorf("document %s: %w", d.Envelope.Number, err)
+		body, err := d.DecodedBody()
+		if err != nil {
+			return nil, err
 		}
-		issued[d.Envelope.Tenant] = d.Envelope.Number
 		for _, l := range body.Lines {
 			if l.Metric == "" || l.Quantity == "" {
 				continue // a flat fee, a minimum
 			}
 			q, err := decimal.NewFromString(l.Quantity)
 			if err != nil {
-				return fmt.Errorf("document %s line %s: quantity: %w", d.Envelope.Number, l.Key, err)
+				return nil, fmt.Errorf("document %s line %s: quantity: %w", d.Envelope.Number, l.Key, err)
 			}
-			k := [2]string{d.Envelope.Tenant, l.Metric}
-			sums[k] = sums[k].Add(q)
+			now.lines[l.Key] = billedLine{l.Metric, q}
 		}
-		return nil
+		now.ruled = make(map[string]decimal.Decimal)
+		for _, c := range body.Counting {
+			reported, err1 := decimal.NewFromString(c.Reported)
+			counted, err2 := decimal.NewFromString(c.Counted)
+			if err := errors.Join(err1, err2); err != nil {
+				return nil, fmt.Errorf("document %s, what is counted of metric %s: %w", d.Envelope.Number, c.Metric, err)
+			}
+			now.ruled[c.Metric] = now.ruled[c.Metric].Add(reported).Sub(counted)
+		}
+	}
+	return now, nil
+}
+
+func (s Stores) billed(ctx context.Context, ym calendar.YearMonth, periods map[string]calendar.Period, rows map[[2]string]*Row, row func(tenant, metric string) *Row) error {
+	documents, err := document.Collect(ctx, s.Kafka, func(k document.TenantPeriod) bool {
+		_, ok := periods[k.Tenant]
+		return ok && k.Period == ym.String()
 	})
 	if err != nil {
 		return err
 	}
-	for k, sum := range sums {
-		row(k[0], k[1]).Billed = &sum
-	}
-	for k, r := range rows {
-		if number, ok := issued[k[0]]; ok {
-			r.Invoice = number
-			if r.Billed == nil && !s.unbilled(k[0], k[1], periods[k[0]].End.Add(-1)) {
-				zero := decimal.Zero
-				r.Billed = &zero
-			}
+	byTenant := make(map[string]*standing)
+	for k, list := range documents {
+		now, err := stands(list)
+		if err != nil {
+			return err
+		}
+		if now == nil {
+			continue
+		}
+		byTenant[k.Tenant] = now
+		sums := make(map[string]decimal.Decimal)
+		for _, l := range now.lines {
+			sums[l.metric] = sums[l.metric].Add(l.quantity)
+		}
+		for metric, sum := range sums {
+			row(k.Tenant, metric).Billed = &sum
+		}
+		for metric := range now.ruled {
+			row(k.Tenant, metric)
 		}
 	}
+	for k, r := range rows {
+		now := byTenant[k[0]]
+		if now == nil {
+			continue
+		}
+		r.Invoice = now.invoice
+		if r.Billed == nil && !s.unbilled(k[0], k[1], periods[k[0]].End.Add(-1)) {
+			zero := decimal.Zero
+			r.Billed = &zero
+		}
+		ruled, ok := now.ruled[k[1]]
+		if ok && r.Billed != nil && !s.addsUp(k[1]) {
+			ruled = r.Recorded.Sub(*r.Billed) // a maximum of parts is no part of the maximum: the rules explain the difference
+		}
+		r.Ruled = ruled
+	}
 	return nil
+}
+
+// addsUp reports whether quantities of parts of the metric's events add up to that of all.
+func (s Stores) addsUp(metric string) bool {
+	m, ok := s.Directory.Metric(metric, time.Now())
+	return !ok || m.Aggregation == control.Sum || m.Aggregation == control.Count
 }
