@@ -26,6 +26,8 @@ const (
 	TopicControl = "kanjo.control"
 	// TopicDocuments carries cuts, documents and numbers, for ever, one partition per numbering series.
 	TopicDocuments = "kanjo.documents"
+	// TopicEvents carries a CloudEvent for each document that has become final, at least once, for whoever books or sends it.
+	TopicEvents = "kanjo.events"
 )
 
 // DedupWindow is the default time, counted from IngestedAt, within which a second copy of an event is recognised by the
@@ -64,6 +66,7 @@ func Topics(dedupWindow time.Duration) []TopicSpec {
 		{Name: TopicManifest, Retention: -1, MaxMessageBytes: MaxRawBytes},
 		{Name: TopicControl, Partitions: 1, Retention: -1, MaxMessageBytes: 4 * MaxRawBytes},
 		{Name: TopicDocuments, Partitions: DocumentSeriesMax, Retention: -1, MaxMessageBytes: 8 * MaxRawBytes},
+		{Name: TopicEvents, Partitions: 1, Retention: 90 * 24 * time.Hour, MaxMessageBytes: MaxRawBytes},
 	}
 }
 

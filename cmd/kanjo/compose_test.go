@@ -101,7 +101,7 @@ func TestComposeRunsWhatTheBinaryKnows(t *testing.T) {
 			checkAddresses(t, c, s)
 		})
 	}
-	for _, stage := range []string{"gateway", "enricher", "deduper", "counters", "ledger", "migrate"} {
+	for _, stage := range []string{"gateway", "enricher", "deduper", "counters", "ledger", "announcer", "migrate"} {
 		if !ran[stage] {
 			t.Errorf("docker-compose.yml has no service that runs kanjo %s", stage)
 		}

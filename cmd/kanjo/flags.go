@@ -26,12 +26,13 @@ type cli struct {
 	Load loadCmd `cmd:"" group:"try" help:"Send generated usage through the doors."`
 	Emit emitCmd `cmd:"" group:"try" help:"Send one usage event to the log."`
 
-	Gateway  gatewayCmd  `cmd:"" group:"stages" help:"The HTTP door."`
-	Enricher enricherCmd `cmd:"" group:"stages" help:"usage.raw to usage.valid or usage.rejected."`
-	Deduper  deduperCmd  `cmd:"" group:"stages" help:"usage.valid to usage.unique or usage.conflict, exactly once."`
-	Counters countersCmd `cmd:"" group:"stages" help:"usage.unique to the fast counters in Redis."`
-	Ledger   ledgerCmd   `cmd:"" group:"stages" help:"usage.unique and its side topics to the ledger in ClickHouse."`
-	Relay    relayCmd    `cmd:"" group:"stages" help:"An application's outbox, in its PostgreSQL or SQLite, to usage.raw."`
+	Gateway   gatewayCmd   `cmd:"" group:"stages" help:"The HTTP door."`
+	Enricher  enricherCmd  `cmd:"" group:"stages" help:"usage.raw to usage.valid or usage.rejected."`
+	Deduper   deduperCmd   `cmd:"" group:"stages" help:"usage.valid to usage.unique or usage.conflict, exactly once."`
+	Counters  countersCmd  `cmd:"" group:"stages" help:"usage.unique to the fast counters in Redis."`
+	Ledger    ledgerCmd    `cmd:"" group:"stages" help:"usage.unique and its side topics to the ledger in ClickHouse."`
+	Relay     relayCmd     `cmd:"" group:"stages" help:"An application's outbox, in its PostgreSQL or SQLite, to usage.raw."`
+	Announcer announcerCmd `cmd:"" group:"stages" help:"kanjo.documents to kanjo.events: a CloudEvent for each final document."`
 
 	Migrate   migrateCmd   `cmd:"" group:"operate" help:"Create the topics and bring the ledger's schema up to date."`
 	Apply     applyCmd     `cmd:"" group:"operate" help:"Check and publish control documents."`

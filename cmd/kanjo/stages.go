@@ -14,6 +14,7 @@ import (
 	"github.com/kanjo-dev/kanjo/gateway"
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/ops"
+	"github.com/kanjo-dev/kanjo/rater/announce"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
 )
@@ -146,6 +147,22 @@ func (c *ledgerCmd) Run(ctx context.Context, e *env) error {
 		health.Probe("kafka", kafka.Reach)
 		health.Probe("clickhouse", ch.Reach)
 		return ledger.New(ledger.Config{Kafka: kafka, ClickHouse: ch, Group: c.Group, BatchRows: c.BatchRows, BatchInterval: c.BatchInterval}, log, reg, health)
+	})
+}
+
+type announcerCmd struct {
+	stageFlags
+	kafkaFlags
+	Group string `env:"-" help:"Consumer group." default:"kanjo-announcer"`
+}
+
+func (c *announcerCmd) Run(ctx context.Context, e *env) error {
+	kafka, err := c.config("announcer")
+	if err != nil {
+		return exitError{exitUsage, err}
+	}
+	return c.run(ctx, e, "announcer", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+		return announce.New(announce.Config{Kafka: kafka, Group: c.Group}, log, reg, health)
 	})
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/ops"
 	"github.com/kanjo-dev/kanjo/internal/redis"
 	"github.com/kanjo-dev/kanjo/internal/setup"
+	"github.com/kanjo-dev/kanjo/rater/announce"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
 )
@@ -129,6 +130,9 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 		}),
 		add("ledger", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
 			return ledger.New(ledger.Config{Kafka: addr.kafka("ledger"), ClickHouse: clickhouseConfig}, log, reg, health)
+		}),
+		add("announcer", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
+			return announce.New(announce.Config{Kafka: addr.kafka("announcer")}, log, reg, health)
 		}),
 	)
 	if err != nil {
