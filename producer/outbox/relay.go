@@ -78,9 +78,10 @@ const (
 	leaseMin = 100 * time.Millisecond
 	// statementWithin bounds one statement, so that a database that is gone is noticed.
 	statementWithin = 10 * time.Second
+	silentMax       = 5 * time.Second // of Kafka, until that is told
 	lookEvery       = 10 * time.Second
 	sweepEvery      = time.Minute
-	sweepRows       = 5000 // in one statement: a short one holds up nobody
+	sweepRows       = 5000                   // in one statement: a short one holds up nobody
 	waitMin         = 100 * time.Millisecond // after a failure, doubled up to waitMax
 	waitMax         = 5 * time.Second
 	reasonBytesMax  = 1000
@@ -177,7 +178,7 @@ func (r *Relay) Run(ctx context.Context) error {
 func (r *Relay) worker(ctx, draining context.Context, number int) {
 	wait, empty := waitMin, 0
 	for ctx.Err() == nil {
-		claimed, sent, err := r.pass(draining)
+		claimed, sent, err := r.pass(draining, number)
 		if ctx.Err() == nil || err == nil {
 			r.looked(number, err)
 		}
@@ -220,7 +221,7 @@ func (r *Relay) worker(ctx, draining context.Context, number int) {
 }
 
 // pass leases a slot, sends its next rows, and marks those that Kafka has acknowledged.
-func (r *Relay) pass(ctx context.Context) (claimed bool, sent int, err error) {
+func (r *Relay) pass(ctx context.Context, number int) (claimed bool, sent int, err error) {
 	var slot int
 	err = r.within(ctx, func(ctx context.Context) error {
 		return r.cfg.DB.QueryRowContext(ctx, r.st.claim, r.owner, r.cfg.Lease.Milliseconds()).Scan(&slot)
@@ -242,7 +243,7 @@ func (r *Relay) pass(ctx context.Context) (claimed bool, sent int, err error) {
 	if err := r.within(ctx, func(ctx context.Context) (err error) { rows, err = r.batch(ctx, slot); return err }); err != nil {
 		return true, 0, err
 	}
-	acknowledged, bad, sendErr := r.send(ctx, slot, rows)
+	acknowledged, bad, sendErr := r.send(ctx, number, slot, rows)
 	// What Kafka has is marked, and what it will never take set aside, whatever else went wrong.
 	for i := range bad {
 		if err := r.setAside(ctx, &bad[i]); err != nil {
@@ -264,7 +265,7 @@ func (r *Relay) pass(ctx context.Context) (claimed bool, sent int, err error) {
 
 // send hands rows to Kafka and waits for its answers. The lease is renewed meanwhile; should it be lost all the same, another relay sends
 // the same rows in the same order, so the first copy of each still stands in order.
-func (r *Relay) send(ctx context.Context, slot int, rows []row) (acknowledged []int64, bad []Aside, err error) {
+func (r *Relay) send(ctx context.Context, number, slot int, rows []row) (acknowledged []int64, bad []Aside, err error) {
 	type outcome struct {
 		i   int
 		err error
@@ -297,10 +298,12 @@ func (r *Relay) send(ctx context.Context, slot int, rows []row) (acknowledged []
 	}
 	renew := time.NewTicker(r.cfg.Lease / 3)
 	defer renew.Stop()
+	heard := time.Now()
 	for waiting > 0 {
 		select {
 		case o := <-done:
 			waiting--
+			heard = time.Now()
 			if o.err != nil && !forEver(o.err) && err != nil {
 				continue // one error of a batch is told
 			}
@@ -310,6 +313,10 @@ func (r *Relay) send(ctx context.Context, slot int, rows []row) (acknowledged []
 				_, err := r.cfg.DB.ExecContext(ctx, r.st.renew, slot, r.owner, r.cfg.Lease.Milliseconds())
 				return err
 			})
+			// The sender may try for longer, or for ever where it does not know whether Kafka has a record.
+			if silent := time.Since(heard); silent >= silentMax {
+				r.looked(number, fmt.Errorf("kafka has not acknowledged %d rows for %s", waiting, silent.Round(time.Second)))
+			}
 		case <-ctx.Done():
 			return acknowledged, bad, errors.Join(err, fmt.Errorf("%d rows of the outbox are not acknowledged yet (they will be sent again): %w", waiting, context.Cause(ctx)))
 		}
