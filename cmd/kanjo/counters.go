@@ -12,6 +12,7 @@ import (
 
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/ops"
+	"github.com/kanjo-dev/kanjo/internal/tracing"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
 )
@@ -36,10 +37,13 @@ func (c *countersServeCmd) Run(ctx context.Context, e *env) error {
 	if err := errors.Join(err1, err2); err != nil {
 		return exitError{exitUsage, err}
 	}
-	return c.run(ctx, e, "counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
-		health.Probe("kafka", kafka.Reach)
-		health.Probe("redis", redis.Reach)
-		return counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group, MaxHold: c.MaxHold}, log, reg, health)
+	return traced(ctx, e, "counters", func(tracer *tracing.Tracer) error {
+		kafka.Tracer = tracer
+		return c.run(ctx, e, "counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+			health.Probe("kafka", kafka.Reach)
+			health.Probe("redis", redis.Reach)
+			return counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group, MaxHold: c.MaxHold}, log, reg, health)
+		})
 	})
 }
 

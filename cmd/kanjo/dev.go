@@ -11,6 +11,7 @@ import (
 
 	"github.com/kanjo-dev/kanjo/internal/demo"
 	"github.com/kanjo-dev/kanjo/internal/dev"
+	"github.com/kanjo-dev/kanjo/internal/tracing"
 )
 
 // devFlags are the places of kanjo dev. The defaults of every other command reach these ports.
@@ -45,8 +46,11 @@ func (c *devCmd) Run(ctx context.Context, e *env) error {
 	log := slog.New(slog.NewMultiHandler(
 		slog.NewTextHandler(file, &slog.HandlerOptions{Level: slog.LevelDebug}), slog.NewTextHandler(e.err, &slog.HandlerOptions{Level: slog.LevelWarn})))
 	fmt.Fprintf(e.out, "starting; the log is %s\n", name)
-	return dev.Run(ctx, c.config(), log, func(a dev.Addresses) {
-		fmt.Fprintf(e.out, `kanjo is ready; its state is in %s
+	return traced(ctx, e, "dev", func(tracer *tracing.Tracer) error {
+		config := c.config()
+		config.Tracer = tracer
+		return dev.Run(ctx, config, log, func(a dev.Addresses) {
+			fmt.Fprintf(e.out, `kanjo is ready; its state is in %s
 
   door         http://%s/v1/events
   kafka        %s          topic usage.raw
@@ -58,6 +62,7 @@ In another terminal:  %[8]s apply -f examples/control   %[8]s load   %[8]s usage
 (on other ports than the usual ones, first:  %[9]s)
 Stop with ctrl-c; the state stays.
 `, c.Dir, a.Gateway, a.Kafka, a.ClickHouse, a.ClickHouse, a.Redis, a.Ops, invoked(), a.Env())
+		})
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/kanjo-dev/kanjo/gateway"
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/ops"
+	"github.com/kanjo-dev/kanjo/internal/tracing"
 	"github.com/kanjo-dev/kanjo/rater/announce"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
@@ -57,6 +58,22 @@ func (f stageFlags) run(ctx context.Context, e *env, name string, create newStag
 	return err
 }
 
+// traced calls f with the tracer of a process called name, nil when tracing is off, and exports the last spans when f has
+// returned. An exporter that does not answer costs a warning and nothing else.
+func traced(ctx context.Context, e *env, name string, f func(*tracing.Tracer) error) error {
+	tracer, err := tracing.New(ctx, "kanjo-"+name, version)
+	if err != nil {
+		return exitError{exitUsage, err}
+	}
+	err = f(tracer)
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if closeErr := tracer.Close(closing); closeErr != nil {
+		e.log.Warn("the last spans are lost", "error", closeErr)
+	}
+	return err
+}
+
 // following is a stage beside the follower that keeps its control plane. The follower outlives the stage's drain.
 type following struct {
 	stage    runner
@@ -92,14 +109,17 @@ func (c *enricherCmd) Run(ctx context.Context, e *env) error {
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
-	return c.run(ctx, e, "enricher", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
-		health.Probe("kafka", kafka.Reach)
-		follower, err := directory.NewFollower(kafka, log)
-		if err != nil {
-			return nil, err
-		}
-		stage, err := enricher.New(enricher.Config{Kafka: kafka, Group: c.Group, Control: follower}, log, reg, health)
-		return following{stage, follower}, err
+	return traced(ctx, e, "enricher", func(tracer *tracing.Tracer) error {
+		kafka.Tracer = tracer
+		return c.run(ctx, e, "enricher", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+			health.Probe("kafka", kafka.Reach)
+			follower, err := directory.NewFollower(kafka, log)
+			if err != nil {
+				return nil, err
+			}
+			stage, err := enricher.New(enricher.Config{Kafka: kafka, Group: c.Group, Control: follower}, log, reg, health)
+			return following{stage, follower}, err
+		})
 	})
 }
 
@@ -119,12 +139,15 @@ func (c *deduperCmd) Run(ctx context.Context, e *env) error {
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
-	return c.run(ctx, e, "deduper", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
-		health.Probe("kafka", kafka.Reach)
-		return deduper.New(deduper.Config{
-			Kafka: kafka, Group: c.Group, StateDir: c.StateDir, Window: c.Window,
-			TransactionRecords: c.TransactionRecords, TransactionInterval: c.TransactionInterval, MemoryKeys: c.MemoryKeys,
-		}, log, reg, health)
+	return traced(ctx, e, "deduper", func(tracer *tracing.Tracer) error {
+		kafka.Tracer = tracer
+		return c.run(ctx, e, "deduper", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+			health.Probe("kafka", kafka.Reach)
+			return deduper.New(deduper.Config{
+				Kafka: kafka, Group: c.Group, StateDir: c.StateDir, Window: c.Window,
+				TransactionRecords: c.TransactionRecords, TransactionInterval: c.TransactionInterval, MemoryKeys: c.MemoryKeys,
+			}, log, reg, health)
+		})
 	})
 }
 
@@ -143,10 +166,13 @@ func (c *ledgerCmd) Run(ctx context.Context, e *env) error {
 	if err := errors.Join(err1, err2); err != nil {
 		return exitError{exitUsage, err}
 	}
-	return c.run(ctx, e, "ledger", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
-		health.Probe("kafka", kafka.Reach)
-		health.Probe("clickhouse", ch.Reach)
-		return ledger.New(ledger.Config{Kafka: kafka, ClickHouse: ch, Group: c.Group, BatchRows: c.BatchRows, BatchInterval: c.BatchInterval}, log, reg, health)
+	return traced(ctx, e, "ledger", func(tracer *tracing.Tracer) error {
+		kafka.Tracer = tracer
+		return c.run(ctx, e, "ledger", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+			health.Probe("kafka", kafka.Reach)
+			health.Probe("clickhouse", ch.Reach)
+			return ledger.New(ledger.Config{Kafka: kafka, ClickHouse: ch, Group: c.Group, BatchRows: c.BatchRows, BatchInterval: c.BatchInterval}, log, reg, health)
+		})
 	})
 }
 
@@ -191,15 +217,18 @@ func (c *gatewayCmd) Run(ctx context.Context, e *env) error {
 		return exitError{exitUsage, err}
 	}
 	defer hurried.Close()
-	return c.run(ctx, e, "gateway", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
-		follower, err := directory.NewFollower(kafka, log)
-		if err != nil {
-			return nil, err
-		}
-		door, err := gateway.New(gateway.Config{
-			Kafka: kafka, Control: follower, Usage: counters.NewReader(rdb, follower, counters.Grace{}), Admission: counters.NewAdmitter(hurried),
-			Listen: c.Listen, CertFile: c.CertFile, KeyFile: c.KeyFile,
-		}, log, reg, health)
-		return following{door, follower}, err
+	return traced(ctx, e, "gateway", func(tracer *tracing.Tracer) error {
+		kafka.Tracer = tracer
+		return c.run(ctx, e, "gateway", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
+			follower, err := directory.NewFollower(kafka, log)
+			if err != nil {
+				return nil, err
+			}
+			door, err := gateway.New(gateway.Config{
+				Kafka: kafka, Control: follower, Usage: counters.NewReader(rdb, follower, counters.Grace{}), Admission: counters.NewAdmitter(hurried),
+				Listen: c.Listen, CertFile: c.CertFile, KeyFile: c.KeyFile,
+			}, log, reg, health)
+			return following{door, follower}, err
+		})
 	})
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/ops"
 	"github.com/kanjo-dev/kanjo/internal/redis"
 	"github.com/kanjo-dev/kanjo/internal/setup"
+	"github.com/kanjo-dev/kanjo/internal/tracing"
 	"github.com/kanjo-dev/kanjo/rater/announce"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
@@ -37,6 +38,7 @@ type Config struct {
 	GatewayPort    int
 	OpsPort        int
 	Partitions     int32 // of the usage topics; fixed when the directory is first used
+	Tracer         *tracing.Tracer
 }
 
 // Addresses of what runs, as host:port.
@@ -104,6 +106,11 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 	all.Probe("redis", redisConfig.Reach)
 	all.Probe("clickhouse", clickhouseConfig.Reach)
 	var stages []*running
+	connect := func(client string) kafka.Config {
+		c := addr.kafka(client)
+		c.Tracer = cfg.Tracer
+		return c
+	}
 	add := func(name string, create func(*slog.Logger, prometheus.Registerer, *ops.Health) (stage, error)) error {
 		reg, health := prometheus.NewRegistry(), ops.NewHealth()
 		s, err := create(log.With("stage", name), reg, health)
@@ -116,20 +123,20 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 	}
 	err = errors.Join(
 		add("gateway", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
-			return gateway.New(gateway.Config{Kafka: addr.kafka("gateway"), Listen: addr.Gateway, Control: follower, Usage: usage, Admission: admit}, log, reg, health)
+			return gateway.New(gateway.Config{Kafka: connect("gateway"), Listen: addr.Gateway, Control: follower, Usage: usage, Admission: admit}, log, reg, health)
 		}),
 		add("enricher", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
-			return enricher.New(enricher.Config{Kafka: addr.kafka("enricher"), Control: follower}, log, reg, health)
+			return enricher.New(enricher.Config{Kafka: connect("enricher"), Control: follower}, log, reg, health)
 		}),
 		add("deduper", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
-			return deduper.New(deduper.Config{Kafka: addr.kafka("deduper"), StateDir: filepath.Join(cfg.Dir, "deduper")}, log, reg, health)
+			return deduper.New(deduper.Config{Kafka: connect("deduper"), StateDir: filepath.Join(cfg.Dir, "deduper")}, log, reg, health)
 		}),
 		add("counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
 			// Hard limits stay shut for the longest life of a hold after every start, and nobody waits a quarter of an hour for a demo.
-			return counters.New(counters.Config{Kafka: addr.kafka("counters"), Redis: redisConfig, Directory: follower, MaxHold: time.Minute}, log, reg, health)
+			return counters.New(counters.Config{Kafka: connect("counters"), Redis: redisConfig, Directory: follower, MaxHold: time.Minute}, log, reg, health)
 		}),
 		add("ledger", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
-			return ledger.New(ledger.Config{Kafka: addr.kafka("ledger"), ClickHouse: clickhouseConfig}, log, reg, health)
+			return ledger.New(ledger.Config{Kafka: connect("ledger"), ClickHouse: clickhouseConfig}, log, reg, health)
 		}),
 		add("announcer", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
 			return announce.New(announce.Config{Kafka: addr.kafka("announcer")}, log, reg, health)

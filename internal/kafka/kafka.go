@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 
 	"github.com/kanjo-dev/kanjo/internal/tlsclient"
+	"github.com/kanjo-dev/kanjo/internal/tracing"
 )
 
 // Config says how to reach the brokers. It is the only such block: whatever talks to Kafka uses it.
@@ -34,6 +35,9 @@ type Config struct {
 	SessionTimeout    time.Duration
 	HeartbeatInterval time.Duration
 	RebalanceTimeout  time.Duration
+	// Tracer, when not nil, makes a span of each sampled event that a client of this connection has written.
+	Tracer *tracing.Tracer `json:"-"`
+
 	// TransactionTimeout must stay below the session timeout; zero uses 8 s.
 	TransactionTimeout time.Duration
 }
@@ -97,6 +101,9 @@ func (c Config) Options() ([]kgo.Opt, error) {
 	}
 	if c.ClientID != "" {
 		opts = append(opts, kgo.ClientID(c.ClientID))
+	}
+	if hooks := c.Tracer.Hooks(); len(hooks) > 0 {
+		opts = append(opts, kgo.WithHooks(hooks...))
 	}
 	conf, err := c.TLSConfig()
 	if err != nil {

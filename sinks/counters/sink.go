@@ -24,6 +24,7 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/ops"
 	"github.com/kanjo-dev/kanjo/internal/redis"
+	"github.com/kanjo-dev/kanjo/internal/tracing"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
@@ -105,11 +106,12 @@ type Stage struct {
 	follower  *directory.Follower
 	plan      *plan
 	fold      *fold
-	marked    []string      // series whose beginning the buckets know
-	seen      []bucketState // what Redis said when the position was last taken
-	unused    bool          // usage.unique had no record then
-	events    int           // folded and not flushed
-	newest    time.Time     // IngestedAt of the newest of them
+	marked    []string          // series whose beginning the buckets know
+	seen      []bucketState     // what Redis said when the position was last taken
+	unused    bool              // usage.unique had no record then
+	events    int               // folded and not flushed
+	newest    time.Time         // IngestedAt of the newest of them
+	traced    []tracing.Landing // those of them that get spans, at most tracedMax
 	flushed   time.Time
 	swept     time.Time
 	watched   time.Time
@@ -323,7 +325,7 @@ func (s *Stage) forget() {
 		<-s.flight.done // its outcome does not matter any more, only that it is over
 		s.flight = nil
 	}
-	s.events = 0
+	s.events, s.traced = 0, nil
 	s.fold, s.marked = nil, nil
 }
 
@@ -511,6 +513,11 @@ func (s *Stage) record(ctx context.Context, r *kgo.Record) error {
 		return stopError{fmt.Errorf("counters: %s/%d/%d: %w", r.Topic, r.Partition, r.Offset, err)}
 	}
 	part.next = r.Offset + 1
+	if tracer := s.cfg.Kafka.Tracer; tracer.Sampled(e.TraceParent) && len(s.traced) < tracedMax {
+		s.traced = append(s.traced, tracing.Landing{
+			Place: "redis", Source: e.Source, ID: e.ID, TraceParent: e.TraceParent, TraceState: e.TraceState, From: e.IngestedAt,
+		})
+	}
 	s.events++
 	s.newest = e.IngestedAt
 	if s.fold.full() || s.events%1024 == 0 && s.due() {
@@ -536,6 +543,9 @@ func (s *Stage) unswept() bool {
 	return false
 }
 
+// tracedMax bounds the spans of one flush. Producers sample, so there are few; what is beyond is dropped, as the exporter would.
+const tracedMax = 1000
+
 // flight is a flush on its way to Redis. While it is under way the next events are folded; there is one at a time, so that
 // watermarks move in order.
 type flight struct {
@@ -547,6 +557,7 @@ type flight struct {
 	newest  time.Time
 	began   time.Time
 	done    chan error
+	traced  []tracing.Landing
 }
 
 // flush sends what is folded to Redis, with sweep every bucket's new watermarks too. It waits for the flush before it and
@@ -558,8 +569,9 @@ func (s *Stage) flush(ctx context.Context, sweep bool) error {
 	s.fold.collect()
 	f := &flight{
 		pipe: s.rdb.Pipeline(), next: make(map[int32]int64, len(s.owned)), events: s.events, newest: s.newest,
-		began: time.Now(), done: make(chan error, 1),
+		began: time.Now(), done: make(chan error, 1), traced: s.traced,
 	}
+	s.traced = nil
 	for p, part := range s.owned {
 		f.next[p] = part.next
 	}
@@ -642,6 +654,10 @@ func (s *Stage) land() error {
 		s.metrics.batch.Observe(float64(f.events))
 		s.metrics.flush.Observe(now.Sub(f.began).Seconds())
 		s.metrics.age.Observe(now.Sub(f.newest).Seconds())
+		for _, l := range f.traced {
+			l.Until = now
+			s.cfg.Kafka.Tracer.Landed(l)
+		}
 	}
 	s.health.Set("redis", nil)
 	// For people who look at the group's lag; that there are any says that this is no new installation.

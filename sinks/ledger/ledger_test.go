@@ -21,12 +21,14 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.uber.org/goleak"
 
 	"github.com/kanjo-dev/kanjo/internal/clickhouse"
 	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/ops"
+	"github.com/kanjo-dev/kanjo/internal/tracing"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
@@ -450,8 +452,11 @@ func (w *world) ends(topics ...string) []*kgo.Record {
 
 func TestEventsBecomeExactRows(t *testing.T) {
 	w := newWorld(t)
-	sink := w.start(w.config())
+	exporter, cfg := tracetest.NewInMemoryExporter(), w.config()
+	cfg.Kafka.Tracer = tracing.To(exporter)
+	sink := w.start(cfg)
 	events := eventRange(0, 2000)
+	events[7].TraceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	w.recorded(w.send(events...)...)
 	w.recorded(w.ends(schemas.TopicManifest)...)
 	w.stored(6000)
@@ -468,6 +473,11 @@ func TestEventsBecomeExactRows(t *testing.T) {
 		}
 		if proven != 6000 || !r.Plain() || r.Superseded != 0 {
 			t.Errorf("%d rows proved, plain %v, %d superseded: want 6000, true, 0", proven, r.Plain(), r.Superseded)
+		}
+	})
+	t.Run("an event that is traced makes one span", func(t *testing.T) {
+		if spans := exporter.GetSpans(); len(spans) != 1 || spans[0].Name != "kanjo clickhouse" || spans[0].Parent.SpanID().String() != "b7ad6b7169203331" {
+			t.Errorf("spans %+v", spans)
 		}
 	})
 	t.Run("ready means that both stores answer", func(t *testing.T) {

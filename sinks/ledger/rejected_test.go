@@ -26,7 +26,9 @@ func TestWhatBecameOfEachRejectedRecordIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	raw := func(offset int64) schemas.Origin { return schemas.Origin{Topic: schemas.TopicRaw, Partition: 2, Offset: offset} }
+	raw := func(offset int64) schemas.Origin {
+		return schemas.Origin{Topic: schemas.TopicRaw, Partition: 2, Offset: offset}
+	}
 	log := 0
 	stands := func(table, id string, offset int64) {
 		t.Helper()

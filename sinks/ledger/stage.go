@@ -461,7 +461,7 @@ func (s *Stage) newWorker(ctx context.Context, tp topicPartition, offset kgo.Off
 	s.mu.Unlock()
 	log := s.logs[tp.topic]
 	w := &worker{
-		store: s, metrics: s.metrics, topic: tp.topic, partition: tp.partition, log: log, unique: s.logs[schemas.TopicUnique].epoch,
+		store: s, metrics: s.metrics, tracer: s.cfg.Kafka.Tracer, topic: tp.topic, partition: tp.partition, log: log, unique: s.logs[schemas.TopicUnique].epoch,
 		limits: limits{
 			rows: s.cfg.BatchRows, bytes: s.cfg.BatchBytes, interval: s.cfg.BatchInterval,
 			linger: min(lingerMax, s.cfg.BatchInterval), queue: s.cfg.BatchBytes / 4,

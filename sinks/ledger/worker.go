@@ -10,6 +10,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/kanjo-dev/kanjo/internal/failpoint"
+	"github.com/kanjo-dev/kanjo/internal/tracing"
+	"github.com/kanjo-dev/kanjo/schemas"
 )
 
 // store is what a worker needs of the world: to claim a range in Kafka and to insert a block into ClickHouse. Both are
@@ -29,6 +31,7 @@ type store interface {
 type worker struct {
 	store     store
 	metrics   *metrics
+	tracer    *tracing.Tracer // nil: off
 	limits    limits
 	topic     string
 	partition int32
@@ -326,6 +329,12 @@ func (w *worker) insertClaimed(ctx context.Context, i intent) error {
 		}
 	}
 	failpoint.Hit("ledger.after_insert")
+	if w.tracer != nil && w.topic == schemas.TopicUnique {
+		now := time.Now()
+		for _, r := range w.batch {
+			w.tracer.LandedRecord("clickhouse", r, now)
+		}
+	}
 	w.metrics.inserted(w.rows.table(), len(w.batch), rowCount, time.Since(started))
 	w.next = w.last + 1
 	w.rows.reset()
