@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -27,6 +28,11 @@ import (
 
 func TestMain(m *testing.M) {
 	runChild()
+	flag.Parse()
+	// The cases wait for sessions, back-offs and polls far more than for a processor.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
 	goleak.VerifyTestMain(m)
 }
 

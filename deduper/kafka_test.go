@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/kanjo-dev/kanjo/deduper"
 	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
@@ -26,7 +28,7 @@ func TestOnARealBroker(t *testing.T) {
 			r.tb = t
 			defer func() { r.tb = outer }()
 			f(t)
-			r.check(r.settle2(dir))
+			r.check(r.settle2(r.config(dir)))
 		}) {
 			t.FailNow()
 		}
@@ -77,10 +79,10 @@ func TestOnARealBroker(t *testing.T) {
 	part("instances come and go", func(t *testing.T) { comeAndGo(r, seed+2) })
 }
 
-// settle2 settles with a stage of its own on the directory.
-func (r *rig) settle2(dir string) *outcome {
+// settle2 settles with a stage of its own.
+func (r *rig) settle2(cfg deduper.Config) *outcome {
 	r.tb.Helper()
-	run := r.start(r.config(dir))
+	run := r.start(cfg)
 	defer run.stop()
 	return r.settle()
 }
@@ -95,8 +97,35 @@ func (r *rig) kills(t *testing.T, seed uint64, dir string, times int, env ...str
 		r.send(events[300*i : 300*(i+1)]...)
 		time.Sleep(time.Duration(200+rnd.IntN(600)) * time.Millisecond) // a random moment is the point
 		kill(t, child)
+		if i%2 == 0 {
+			// Its successor then works at once and is killed at work; the others first wait for the session of the dead to end.
+			r.bury()
+		}
 	}
 	r.send(events...)
+}
+
+// bury takes the members of the group out of it: killed processes, which could not leave it themselves. Without that, whoever comes
+// next waits until their session has timed out.
+func (r *rig) bury() {
+	r.tb.Helper()
+	groups, err := r.adm().DescribeGroups(r.tb.Context(), r.group)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	req := kmsg.NewPtrLeaveGroupRequest()
+	req.Group = r.group
+	for _, m := range groups[r.group].Members {
+		dead := kmsg.NewLeaveGroupRequestMember()
+		dead.MemberID = m.MemberID
+		req.Members = append(req.Members, dead)
+	}
+	if len(req.Members) == 0 {
+		return
+	}
+	if _, err := req.RequestWith(r.tb.Context(), r.cl); err != nil {
+		r.tb.Fatal(err)
+	}
 }
 
 func kill(t *testing.T, child *exec.Cmd) {
