@@ -18,36 +18,8 @@ import (
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
 )
 
-// ledgerFlags reach Kafka and the ledger.
-type ledgerFlags struct {
-	kafkaFlags
-	clickhouseFlags
-}
-
-// open returns connections to both, and the control plane as it stands. The schema is this version's, or open fails.
-func (f ledgerFlags) open(ctx context.Context, client string) (kafka.Config, driver.Conn, *directory.Directory, error) {
-	k, err1 := f.kafkaFlags.config(client)
-	ch, err2 := f.clickhouseFlags.config()
-	if err := errors.Join(err1, err2); err != nil {
-		return k, nil, nil, exitError{exitUsage, err}
-	}
-	conn, err := ch.Open(ctx)
-	if err != nil {
-		return k, nil, nil, err
-	}
-	if err := ledger.CheckSchema(ctx, conn); err != nil {
-		return k, nil, nil, errors.Join(err, conn.Close())
-	}
-	dir, err := directory.Load(ctx, k)
-	if err != nil {
-		return k, nil, nil, errors.Join(err, conn.Close())
-	}
-	return k, conn, dir, nil
-}
-
 type usageCmd struct {
-	ledgerFlags
-	redisFlags
+	storesFlags
 	Tenants []string `arg:"" optional:"" name:"tenant" help:"Tenants; all when none is named."`
 	Period  string   `help:"Month, 2026-07; when empty the one that runs in each tenant's zone."`
 	JSON    bool     `name:"json" help:"Print the rows as JSON."`
@@ -61,34 +33,24 @@ func (c *usageCmd) Run(ctx context.Context, e *env) error {
 			return exitError{exitUsage, err}
 		}
 	}
-	redis, err := c.redisFlags.config()
-	if err != nil {
-		return exitError{exitUsage, err}
-	}
-	k, conn, dir, err := c.open(ctx, "usage")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	rdb, err := redis.NewClient()
-	if err != nil {
-		return err
-	}
-	defer rdb.Close()
-	for _, t := range c.Tenants {
-		if len(dir.Zones(t)) == 0 {
-			return exitError{exitWrong, fmt.Errorf("tenant %q is not in the control plane (kanjo apply publishes tenants)", t)}
-		}
-	}
-	stores := tally.Stores{
-		Kafka: k, Ledger: conn, Directory: dir, Counters: counters.NewReader(rdb, directory.Static(dir), counters.Grace{}),
-	}
 	var rows []tally.Row
-	if c.Period != "" {
-		rows, err = tally.Gather(ctx, stores, ym, c.Tenants...)
-	} else {
-		rows, err = tally.Running(ctx, stores, time.Now(), c.Tenants...)
-	}
+	err := c.with(ctx, "usage", func(s stores) (err error) {
+		for _, t := range c.Tenants {
+			if len(s.directory.Zones(t)) == 0 {
+				return exitError{exitWrong, fmt.Errorf("tenant %q is not in the control plane (kanjo apply publishes tenants)", t)}
+			}
+		}
+		from := tally.Stores{
+			Kafka: s.kafka, Ledger: s.ledger, Directory: s.directory,
+			Counters: counters.NewReader(s.counters, directory.Static(s.directory), counters.Grace{}),
+		}
+		if c.Period != "" {
+			rows, err = tally.Gather(ctx, from, ym, c.Tenants...)
+		} else {
+			rows, err = tally.Running(ctx, from, time.Now(), c.Tenants...)
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}

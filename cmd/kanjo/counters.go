@@ -48,31 +48,18 @@ func (c *countersServeCmd) Run(ctx context.Context, e *env) error {
 }
 
 // rebuilderFlags reach everything that a rebuild reads and writes.
-type rebuilderFlags struct {
-	ledgerFlags
-	redisFlags
-}
+type rebuilderFlags struct{ storesFlags }
 
 // auditor returns an error unless the ledger holds everything that its group has read.
 type auditor func(context.Context) error
 
 // with calls f with a rebuilder whose connections are open, and with the audit of the ledger that it reads.
 func (c rebuilderFlags) with(ctx context.Context, e *env, f func(counters.Rebuilder, auditor) error) error {
-	redis, err := c.redisFlags.config()
-	if err != nil {
-		return exitError{exitUsage, err}
-	}
-	k, conn, dir, err := c.open(ctx, "counters")
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	rdb, err := redis.NewClient()
-	if err != nil {
-		return err
-	}
-	defer rdb.Close()
-	cl, err := k.NewClient()
+	return c.storesFlags.with(ctx, "counters", func(s stores) error { return s.rebuilder(ctx, e, f) })
+}
+
+func (s stores) rebuilder(ctx context.Context, e *env, f func(counters.Rebuilder, auditor) error) error {
+	cl, err := s.kafka.NewClient()
 	if err != nil {
 		return err
 	}
@@ -87,9 +74,9 @@ func (c rebuilderFlags) with(ctx context.Context, e *env, f func(counters.Rebuil
 	starts := make([]int64, len(listed[schemas.TopicUnique]))
 	listed.Each(func(o kadm.ListedOffset) { starts[o.Partition] = o.Offset })
 	return f(counters.Rebuilder{
-		Redis: rdb, Directories: directory.Static(dir), Ledger: counters.Ledger{Conn: conn, Kafka: cl}, LogStarts: starts, Log: e.log,
+		Redis: s.counters, Directories: directory.Static(s.directory), Ledger: counters.Ledger{Conn: s.ledger, Kafka: cl}, LogStarts: starts, Log: e.log,
 	}, func(ctx context.Context) error {
-		report, err := audit(ctx, k, conn, false)
+		report, err := audit(ctx, s.kafka, s.ledger, false)
 		if err != nil {
 			return err
 		}
