@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/kanjo-dev/kanjo/internal/calendar"
 	"github.com/kanjo-dev/kanjo/rater/document"
 	"github.com/kanjo-dev/kanjo/rater/mediation"
 )
@@ -91,8 +92,9 @@ func Verify(ctx context.Context, deps Deps, opts VerifyOptions) (*VerifyReport, 
 		return nil, err
 	}
 	w.finish(opts.Heads)
-	v := &verifier{walker: w, deps: deps, ledgers: make(map[string]*mediation.Ledger)}
-	v.computer = newComputer(deps.Directory, v.open)
+	v := newVerifier(w, deps, func(wanted func(document.TenantPeriod) bool) (map[document.TenantPeriod][]*document.Document, error) {
+		return document.Collect(ctx, deps.Kafka, wanted)
+	})
 	v.statements()
 	return &w.report, v.recompute(ctx, bodies)
 }
@@ -223,6 +225,15 @@ type verifier struct {
 	deps     Deps
 	computer computer
 	ledgers  map[string]*mediation.Ledger
+	// collect returns the documents of tenants and periods, in the order of their waves.
+	collect func(wanted func(document.TenantPeriod) bool) (map[document.TenantPeriod][]*document.Document, error)
+}
+
+func newVerifier(w *walker, deps Deps, collect func(func(document.TenantPeriod) bool) (map[document.TenantPeriod][]*document.Document, error)) *verifier {
+	v := &verifier{walker: w, deps: deps, ledgers: make(map[string]*mediation.Ledger), collect: collect}
+	v.computer = newComputer(deps.Directory, v.open)
+	v.computer.anyZoneRules = true
+	return v
 }
 
 // open takes nothing as proved.
@@ -272,7 +283,7 @@ func (v *verifier) recompute(ctx context.Context, bodies []verifiable) error {
 	before := make(map[document.TenantPeriod][]*document.Document)
 	if len(corrected) > 0 {
 		var err error
-		if before, err = document.Collect(ctx, v.deps.Kafka, func(k document.TenantPeriod) bool { return corrected[k] }); err != nil {
+		if before, err = v.collect(func(k document.TenantPeriod) bool { return corrected[k] }); err != nil {
 			return err
 		}
 	}
@@ -394,6 +405,10 @@ func (v *verifier) differs(b verifiable, made computed) {
 	case now.EventsSHA256 != old.EventsSHA256:
 		v.found(FoundEventsChanged, b.number, "the events it was made of have digest %.12s, those in the ledger %.12s", old.EventsSHA256, now.EventsSHA256)
 	default:
-		v.found(FoundResultDiffers, b.number, "the same events give %s %s, the document says %s %s", made.body.Total, made.body.Currency, b.was.Total, b.was.Currency)
+		zones := ""
+		if now.Tzdata != calendar.TzdataVersion() {
+			zones = fmt.Sprintf(" (it was made with zone rules %s, this binary has %s: compare with the release that made it)", now.Tzdata, calendar.TzdataVersion())
+		}
+		v.found(FoundResultDiffers, b.number, "the same events give %s %s, the document says %s %s%s", made.body.Total, made.body.Currency, b.was.Total, b.was.Currency, zones)
 	}
 }
