@@ -41,14 +41,15 @@ type cli struct {
 	Conflicts conflictsCmd `cmd:"" group:"operate" help:"List and show events that contradict the event that stands under their identity."`
 	Audit     auditCmd     `cmd:"" group:"operate" help:"Prove that the ledger holds what the log says."`
 
-	Usage    usageCmd    `cmd:"" group:"bill" help:"Show usage: counted now, recorded, billed."`
-	Preview  previewCmd  `cmd:"" group:"bill" help:"Print the drafts of a month as of now; write nothing."`
-	Close    closeCmd    `cmd:"" group:"bill" help:"Close a month: final invoices."`
-	Adjust   adjustCmd   `cmd:"" group:"bill" help:"Document what came late to, or was corrected in, a closed month."`
-	Credit   creditCmd   `cmd:"" group:"bill" help:"Take an invoice back with its adjustments, by a credit note; its month is open again."`
-	Invoice  invoiceCmd  `cmd:"" group:"bill" help:"Show, explain and verify documents."`
-	Export   exportCmd   `cmd:"" group:"bill" help:"Write the documents of a month to a directory, and a journal of debits and credits."`
-	Simulate simulateCmd `cmd:"" group:"bill" help:"Rate a closed month again under another price book and compare; write nothing."`
+	Usage     usageCmd     `cmd:"" group:"bill" help:"Show usage: counted now, recorded, billed."`
+	Preview   previewCmd   `cmd:"" group:"bill" help:"Print the drafts of a month as of now; write nothing."`
+	Close     closeCmd     `cmd:"" group:"bill" help:"Close a month: final invoices."`
+	Adjust    adjustCmd    `cmd:"" group:"bill" help:"Document what came late to, or was corrected in, a closed month."`
+	Credit    creditCmd    `cmd:"" group:"bill" help:"Take an invoice back with its adjustments, by a credit note; its month is open again."`
+	Invoice   invoiceCmd   `cmd:"" group:"bill" help:"Show, explain and verify documents."`
+	Export    exportCmd    `cmd:"" group:"bill" help:"Write the documents of a month to a directory, and a journal of debits and credits."`
+	Reconcile reconcileCmd `cmd:"" group:"bill" help:"Compare a provider's bill with what was metered, by cause."`
+	Simulate  simulateCmd  `cmd:"" group:"bill" help:"Rate a closed month again under another price book and compare; write nothing."`
 }
 
 // Globals are the flags of every command.
