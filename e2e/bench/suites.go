@@ -80,6 +80,10 @@ var suites = []suite{
 		{name: "mediation, exact totals of 10 M events", sub: "/totals", ours: "fastest-ms", bareSub: "/bare", unit: "ms", target: "≤ 1.5 × the bare GROUP BY", met: ratioAtMost(1.5)},
 		{name: "mediation with digests of 10 M events", sub: "/proven", ours: "fastest-ms", bareSub: "/bare", unit: "ms", target: "≤ 5 × the bare GROUP BY", met: ratioAtMost(5)},
 	}},
+	{pkg: "./rater", bench: "^BenchmarkClose$", benchtime: "1x", env: []string{"KANJO_BENCH_EVENTS=10000000"}, rows: []rowSpec{
+		{name: "close of 10 M events over 1,000 tenants", sub: "/events=10000000", ours: "close-ms", bare: "bare-ms", unit: "ms", ratio: "ratio", target: "≤ 5 × the bare GROUP BY, audit and digests included", met: ratioAtMost(5)},
+		{name: "close, growth of Go memory from 1 M to 10 M events", sub: "/events=10000000", ours: "growth-MiB", unit: "MiB", target: "≤ 32", met: func(ours, _ float64) bool { return ours <= 32 }},
+	}},
 }
 
 func (s suite) wanted(match *regexp.Regexp) bool {
