@@ -227,7 +227,7 @@ func clientOptions(cfg Config) []kgo.Opt {
 		kgo.DisableAutoCommit(),
 		kgo.BlockRebalanceOnPoll(),
 		kgo.SessionTimeout(session), kgo.HeartbeatInterval(heartbeat), kgo.RebalanceTimeout(rebalance),
-		kgo.FetchMaxPartitionBytes(4 << 20),
+		kgo.FetchMaxPartitionBytes(1 << 20), // unpacked, it stays near the processor until the stage reads it
 		kgo.MaxDecompressBatchBytes(rawBatchBytesMax),
 		kgo.ProducerBatchMaxBytes(produceBatchBytes),
 		kgo.MaxBufferedRecords(inFlight * cfg.BatchRecords),

@@ -181,7 +181,7 @@ func (s *Stage) Run(ctx context.Context) error {
 		// Markers are read so that the position passes them: else an idle partition's watermark would stay below the end, and
 		// one day below what retention has left.
 		kgo.KeepControlRecords(),
-		kgo.FetchMaxPartitionBytes(4<<20),
+		kgo.FetchMaxPartitionBytes(1<<20),
 		kgo.WithPools(new(kafka.Recycling)),
 		kgo.BlockRebalanceOnPoll(), kgo.AutoCommitMarks(),
 		kgo.OnPartitionsAssigned(s.assigned), kgo.OnPartitionsRevoked(s.revoked), kgo.OnPartitionsLost(s.revoked),

@@ -169,7 +169,7 @@ func (s *Stage) Run(ctx context.Context) error {
 		kgo.DisableAutoCommit(),
 		kgo.BlockRebalanceOnPoll(),
 		kgo.SessionTimeout(session), kgo.HeartbeatInterval(heartbeat), kgo.RebalanceTimeout(rebalance),
-		kgo.FetchMaxBytes(32<<20), kgo.FetchMaxPartitionBytes(4<<20),
+		kgo.FetchMaxBytes(32<<20), kgo.FetchMaxPartitionBytes(1<<20),
 		kgo.OnOffsetsFetched(s.offsetsFetched),
 		kgo.AdjustFetchOffsetsFn(s.assigned),
 		kgo.OnPartitionsRevoked(func(_ context.Context, _ *kgo.Client, ps map[string][]int32) { s.release(ps, rebalance/2, false) }),
