@@ -150,7 +150,7 @@ func CountsAgain(err error) (time.Duration, bool) {
 func (a *Admitter) Do(ctx context.Context, c ReserveCall) (ReserveReply, error) {
 	b := Bucket(c.Tenant)
 	keys := append(make([]string, 0, 3+2*len(c.Legs)), stateKey(b), holdsKey(b), reservationKey(c.Tenant, c.ID))
-	args := append(make([]any, 0, 8+2*len(c.Legs)+14*len(c.Legs)), string(c.Verb), c.Fingerprint, c.Life.Milliseconds(), keepHold.Milliseconds(), len(c.Legs))
+	args := append(make([]any, 0, 8+2*len(c.Legs)+9*len(c.Legs)), string(c.Verb), c.Fingerprint, c.Life.Milliseconds(), keepHold.Milliseconds(), len(c.Legs))
 	if c.Verb == CountIt {
 		args[3] = keepSettled.Milliseconds()
 	}
@@ -215,11 +215,12 @@ func (l *Leg) marked() bool { return l.Counters[0].series[0] != "" }
 
 // append appends the leg's keys and arguments as the reserve script takes them.
 func (l *Leg) append(keys []string, args []any) ([]string, []any) {
-	flag := func(set bool) string {
-		if set {
-			return "1"
-		}
-		return ""
+	flags := 0
+	if l.MayBeUnknown {
+		flags = 1
+	}
+	if l.marked() {
+		flags += 2
 	}
 	metric, amount, kind, maximum := l.Metric, l.Amount, "", ""
 	most := l.Maximum
@@ -235,14 +236,20 @@ func (l *Leg) append(keys []string, args []any) ([]string, []any) {
 		maximum = strconv.FormatInt(most, 10)
 	}
 	start, middle, end := l.bounds()
-	keys = append(keys, l.Counters[0].Key, l.Counters[1].Key)
-	args = append(args, metric, amount, maximum, kind, flag(l.MayBeUnknown), flag(l.marked()), start, middle, end,
-		l.Counters[0].Expiry.UnixMilli(), l.Counters[1].Expiry.UnixMilli())
+	seldom := make([]byte, 0, 80)
+	for _, n := range [...]int64{middle, end, l.Counters[0].Expiry.UnixMilli(), l.Counters[1].Expiry.UnixMilli()} {
+		seldom = append(strconv.AppendInt(seldom, n, 10), ' ')
+	}
 	switch {
 	case l.Sliding != nil:
-		args = append(args, l.Sliding.head, l.Sliding.tail, l.Sliding.Part.Milliseconds())
+		seldom = strconv.AppendInt(seldom, l.Sliding.Part.Milliseconds(), 10)
 	case l.Throttle != nil:
-		args = append(args, l.Throttle.Burst)
+		seldom = strconv.AppendInt(seldom, l.Throttle.Burst, 10)
+	}
+	keys = append(keys, l.Counters[0].Key, l.Counters[1].Key)
+	args = append(args, metric, amount, maximum, kind, flags, start, seldom)
+	if l.Sliding != nil {
+		args = append(args, l.Sliding.head, l.Sliding.tail)
 	}
 	return keys, args
 }

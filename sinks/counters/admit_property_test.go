@@ -195,6 +195,7 @@ func TestAdmissionIsItsModelUnderAnyInterleaving(t *testing.T) {
 			if err := d.rdb.ZIncrBy(ctx, holdsKey(Bucket(r.tenant)), -1e13, record).Err(); err != nil {
 				t.Fatal(err)
 			}
+			d.rdb.HSet(ctx, stateKey(Bucket(r.tenant)), "due", 1)
 			r.state = Expired
 			if rng.IntN(2) == 0 {
 				continue // and nobody has come: the next call is the first

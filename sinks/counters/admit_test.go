@@ -481,9 +481,21 @@ func TestT39AndT40ALostStateIsNeverAFreshWindow(t *testing.T) {
 
 	d.rdb.ScriptFlush(ctx) // nothing is lost by that
 	d.must(true, "shop", "r2", leg)
+	// That keys may be dropped loses nothing yet, and is asked for once in a second.
 	d.rdb.ConfigSet(ctx, "maxmemory-policy", "volatile-lru")
+	eventually(t, 10*time.Second, func() error {
+		if _, err := d.Do(ctx, ReserveCall{Verb: Check, Tenant: "shop", Legs: []Leg{leg}}); err == nil {
+			return errors.New("counted under a policy that drops keys")
+		}
+		return nil
+	})
 	reason(ReasonEvictionPolicy, ask)
 	d.rdb.ConfigSet(ctx, "maxmemory-policy", "noeviction")
+	d.must(true, "shop", "r2", leg) // it is asked for again now, and not for a second
+	// That a key was dropped is noticed by the very next ask.
+	d.rdb.HSet(ctx, state, "evicted", -1)
+	reason(ReasonEvicted, ask)
+	d.rdb.HSet(ctx, state, "evicted", 0)
 	d.rdb.HSet(ctx, state, "lost", "a test")
 	reason(ReasonStateLost, ask)
 	d.rdb.HDel(ctx, state, "lost")

@@ -100,7 +100,36 @@ local function expire(holds, record)
   call('ZREM', holds, record)
 end
 
--- reap ends up to 32 holds that are due. What is left over counts as held, so a backlog refuses and never admits.
-local function reap(holds, now)
+-- reap ends up to 32 holds that are due, and remembers when the next is: no hold ends before that. What is left over counts as held, so a
+-- backlog refuses and never admits.
+local function reap(state, holds, now)
   for _, record in ipairs(redis.call('ZRANGEBYSCORE', holds, '-inf', text(now), 'LIMIT', 0, 32)) do expire(holds, record) end
+  local due = redis.call('ZRANGE', holds, 0, 0, 'WITHSCORES')[2] or text(MOST)
+  call('HSET', state, 'due', due)
+  return tonumber(due)
+end
+
+-- words takes a text of numbers apart.
+local function words(s)
+  return string.match(s, '^(%S+) (%S+) (%S+) (%S+) ?(%S*)$')
+end
+
+-- still is why for less: the replication id, which is another one after a restart and after a fail-over, and whether the server has dropped
+-- keys are asked for each time, since counters may be gone. Whether it may drop keys is asked for once in CHECKED ms, as it is the dearest
+-- to ask and nothing is lost by it alone.
+local CHECKED = 1000
+local function still(state, gen, run, evicted, lost, checked, now, takes)
+  local ago = now - tonumber(checked or 0)
+  if not gen or lost or not run or ago < 0 or ago > CHECKED then
+    local reason = why(gen, run, evicted, lost)
+    if reason == '' and takes then call('HSET', state, 'checked', text(now)) end
+    return reason
+  end
+  local info = redis.call('INFO', 'replication', 'stats')
+  local _, at = string.find(info, '\nmaster_replid:', 1, true)
+  if string.sub(info, at + 1, at + 40) ~= string.sub(run, -40) then return 'restarted' end
+  _, at = string.find(info, '\nevicted_keys:', 1, true)
+  -- As text first: the number seldom differs.
+  if string.sub(info, at + 1, at + #evicted + 1) ~= evicted .. '\r' and tonumber(string.match(info, '^%d+', at + 1)) > tonumber(evicted) then return 'evicted' end
+  return ''
 end

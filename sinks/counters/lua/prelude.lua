@@ -14,6 +14,8 @@
 --   hold     ms; the longest life of a hold
 --   holds    the run in which no hold has been lost, when the bucket was whole as its generation began or was the first ever
 --   s:<name> ms; since when a series is counted that only limits ask for; missing = not yet
+--   checked  ms; when reserve last found that the server may drop no keys
+--   due      ms; no hold ends by itself before that
 --   shut     ms; holds may have been lost, so hard limits stay shut until then
 --   lost     set when the bucket must not be trusted any more: why
 local MOST = 9007199254740991
