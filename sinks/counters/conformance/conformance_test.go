@@ -55,7 +55,17 @@ func TestRedis(t *testing.T) {
 }
 
 func TestPostgreSQL(t *testing.T) {
-	onSQL(t, sqldb.Config{DSN: engines.SharedPostgres(t).DSN, ConnsMax: 30})
+	server := engines.SharedPostgres(t)
+	db, _, err := sqldb.Config{DSN: server.DSN}.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	schema := fmt.Sprint("conformance_", time.Now().UnixNano()) // each run of the test needs tables of its own
+	if _, err := db.ExecContext(t.Context(), "CREATE SCHEMA "+schema); err != nil {
+		t.Fatal(err)
+	}
+	onSQL(t, sqldb.Config{DSN: server.DSN + "&search_path=" + schema, ConnsMax: 30})
 }
 
 func TestSQLite(t *testing.T) {
