@@ -50,6 +50,9 @@ func oursAtMost(max float64) func(ours, _ float64) bool {
 	return func(ours, _ float64) bool { return ours > 0 && ours <= max }
 }
 
+// shown is of a row without a target.
+func shown(_, _ float64) bool { return true }
+
 var suites = []suite{
 	{pkg: "./enricher", bench: "^BenchmarkEnrich$", benchtime: "5x", rows: []rowSpec{
 		{name: "enricher, binary mode", sub: "/binary", ours: "ours-events/s", bare: "bare-events/s", unit: "events/s", ratio: "ratio", target: "≥ 0.8 of a bare copy", met: ratioAtLeast(0.8)},
@@ -69,6 +72,24 @@ var suites = []suite{
 		{name: "counters, 200 tenants", sub: "/tenants=200", ours: "events/s", bare: "bare-events/s", unit: "events/s", ratio: "ratio", target: "≥ 0.8 of a bare consume", met: ratioAtLeast(0.8)},
 		{name: "counters, 10,000 tenants", sub: "/tenants=10000", ours: "events/s", bare: "bare-events/s", unit: "events/s", ratio: "ratio", target: "≥ 0.8 of a bare consume", met: ratioAtLeast(0.8)},
 		{name: "counters, events with reservations", sub: "/reservations", ours: "events/s", bare: "bare-events/s", unit: "events/s", ratio: "ratio", target: "≥ 20,000 a second", met: oursAtLeast(20_000)},
+	}},
+	{pkg: "./sinks/counters", bench: "^BenchmarkReserveServer$", benchtime: "10x", rows: []rowSpec{
+		{name: "admission, server time of a reserve with three limits", ours: "reserve-us", bare: "unchecked-us", unit: "µs", ratio: "ratio", target: "≤ 2 × the same writes unchecked", met: ratioAtMost(2)},
+	}},
+	{pkg: "./sinks/counters", bench: "^BenchmarkReserve$", benchtime: "5x", rows: []rowSpec{
+		{name: "admission, reserves of 1 client", sub: "/clients=1", ours: "reserve/s", bare: "incrby/s", unit: "asks/s", ratio: "ratio", target: "≥ 0.3 of an EVALSHA of one INCRBY", met: ratioAtLeast(0.3)},
+		{name: "admission, reserves of 8 clients", sub: "/clients=8", ours: "reserve/s", bare: "incrby/s", unit: "asks/s", ratio: "ratio", target: "≥ 0.3 of an EVALSHA of one INCRBY", met: ratioAtLeast(0.3)},
+		{name: "admission, reserves of 32 clients", sub: "/clients=32", ours: "reserve/s", bare: "incrby/s", unit: "asks/s", ratio: "ratio", target: "≥ 0.3 of an EVALSHA of one INCRBY", met: ratioAtLeast(0.3)},
+		{name: "admission, reserves of 128 clients", sub: "/clients=128", ours: "reserve/s", bare: "incrby/s", unit: "asks/s", ratio: "ratio", target: "≥ 0.3 of an EVALSHA of one INCRBY", met: ratioAtLeast(0.3)},
+		{name: "admission, p99 at 1 client", sub: "/clients=1", ours: "reserve-p99-us", bare: "incrby-p99-us", unit: "µs", ratio: "p99-ratio", target: "≤ 2 × an EVALSHA of one INCRBY", met: ratioAtMost(2)},
+		{name: "admission, p99 at 32 clients", sub: "/clients=32", ours: "reserve-p99-us", bare: "incrby-p99-us", unit: "µs", ratio: "p99-ratio", target: "≤ 5 × an EVALSHA of one INCRBY", met: ratioAtMost(5)},
+	}},
+	{pkg: "./sinks/counters", bench: "^BenchmarkReserveOpen$", benchtime: "5x", rows: []rowSpec{
+		{name: "admission, p99 at 1,000 asks a second", sub: "/rate=1000", ours: "reserve-p99-us", bare: "incrby-p99-us", unit: "µs", target: "beside an EVALSHA of one INCRBY", met: shown},
+		{name: "admission, p99 at 5,000 asks a second", sub: "/rate=5000", ours: "reserve-p99-us", bare: "incrby-p99-us", unit: "µs", target: "beside an EVALSHA of one INCRBY", met: shown},
+	}},
+	{pkg: "./sinks/counters", bench: "^BenchmarkBlackHole$", benchtime: "20x", rows: []rowSpec{
+		{name: "admission, cannot count against a black-holed Redis, p99", ours: "p99-ms", unit: "ms", target: "< 150", met: func(ours, _ float64) bool { return ours > 0 && ours < 150 }},
 	}},
 	{pkg: "./sinks/ledger", bench: "^BenchmarkSinkBesideBareInsert$", benchtime: "5x", rows: []rowSpec{
 		{name: "ledger", ours: "rows/s", bare: "bare-rows/s", unit: "rows/s", ratio: "ratio", target: "≥ 0.8 of a bare insert", met: ratioAtLeast(0.8)},
