@@ -121,11 +121,13 @@ func (s *Stage) announce(ctx context.Context, client *kgo.Client) error {
 		}
 		out = append(out, record)
 	}
-	if err := s.persist(ctx, "announce documents", func() error { return client.ProduceSync(ctx, out...).FirstErr() }); err != nil {
-		return err
+	if len(out) > 0 {
+		if err := s.persist(ctx, "announce documents", func() error { return client.ProduceSync(ctx, out...).FirstErr() }); err != nil {
+			return err
+		}
+		failpoint.Hit("announce.produced")
+		s.announced.Add(float64(len(out)))
 	}
-	failpoint.Hit("announce.produced")
-	s.announced.Add(float64(len(out)))
 	return s.persist(ctx, "move the position", func() error { return client.CommitRecords(ctx, records...) })
 }
 
