@@ -211,3 +211,37 @@ func TestAPageSaysWhatIsTakenBackAndWhatIsToPay(t *testing.T) {
 	}}), "Credit note INV-3 of 2026-06", "-1,000", "Adjustment INV-2 of 2026-06", "Balance of INV-0 in your favour", "Prepaid start, 3,800 left of 5,000, expires 2027-01-01", "-1,200",
 		"To pay JPY", "1,423,443", "SET ASIDE: 3,000 of metric runs (3 events): rule manual of n8n version 2")
 }
+
+func TestACreditThatCoversTheInvoiceLeavesNothingToPay(t *testing.T) {
+	s := issueAs(t, NewArchive(), KindInvoice, "2026-07", 106826, Grant{Key: "ample", Amount: "200000"}).Envelope.Statement
+	if s == nil || s.Payable != "0" || s.Prepaid[0].Drawn != "106826" || s.Prepaid[0].Closing != "93174" {
+		t.Errorf("the statement is %+v", s)
+	}
+}
+
+// What is carried over has been taxed in its own document, or not at all, and is no base of another tax.
+func TestTheTaxThatIsTakenBackIsTheTaxThatWasAsked(t *testing.T) {
+	invoice := &Body{
+		Currency: "JPY", Prices: "exclusive", Subtotal: "1000", Net: "1000", Tax: "250", Total: "1250",
+		Lines: []Line{{Key: "fee", Amount: "1000"}}, Taxes: []TaxLine{{Rate: "25", Net: "1000", Tax: "250", Gross: "1250"}},
+	}
+	credit, err := Credit([]*Body{invoice}, []Reference{{Number: "INV-2"}}, "why")
+	if err != nil || credit.Tax != "-250" || credit.Taxes[0].Tax != "-250" || credit.Total != "-1250" {
+		t.Errorf("credited %+v, %v", credit, err)
+	}
+	a := newAccount()
+	for _, d := range []struct {
+		e Envelope
+		s summary
+	}{
+		{Envelope{Kind: KindAdjustment, Number: "INV-1", Period: "2026-06"}, summary{"JPY", "500"}},
+		{Envelope{Kind: KindCredit, Number: "INV-3", Period: "2026-07"}, summary{"JPY", credit.Total}},
+	} {
+		if err := a.add(&d.e, d.s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s, err := a.settle(summary{"JPY", "0"}, nil); err != nil || s.Payable != "-750" {
+		t.Errorf("to pay %+v, %v", s, err)
+	}
+}
