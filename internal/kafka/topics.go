@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/kanjo-dev/kanjo/schemas"
 )
@@ -22,7 +24,7 @@ func EnsureTopics(ctx context.Context, cl *kgo.Client, specs []schemas.TopicSpec
 		replication = -1
 	}
 	adm := kadm.NewClient(cl)
-	existing, err := adm.ListTopics(ctx)
+	existing, err := describe(ctx, cl, specs)
 	if err != nil {
 		return fmt.Errorf("list the topics: %w", err)
 	}
@@ -32,7 +34,7 @@ func EnsureTopics(ctx context.Context, cl *kgo.Client, specs []schemas.TopicSpec
 		if want == 0 {
 			want = partitions
 		}
-		if have, ok := existing[spec.Name]; ok && have.Err == nil {
+		if have, ok := existing[spec.Name]; ok && have.ErrorCode == 0 {
 			if n := len(have.Partitions); int32(n) != want {
 				errs = append(errs, fmt.Errorf("topic %s has %d partitions, %d are asked for: the count of a topic with records is never changed in place; "+
 					"set the partition count back, or move to new topics (docs/runbook.md, \"More partitions\")", spec.Name, n, want))
@@ -50,7 +52,7 @@ func EnsureTopics(ctx context.Context, cl *kgo.Client, specs []schemas.TopicSpec
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	return awaitLeaders(ctx, adm, specs)
+	return awaitLeaders(ctx, cl, specs)
 }
 
 // leadersWithin bounds how long a new topic may take until every partition has a leader.
@@ -58,25 +60,11 @@ const leadersWithin = 30 * time.Second
 
 // awaitLeaders waits until every partition can be written and read: a broker answers a creation before it can serve the topic, and a
 // stage that starts in between would find it missing.
-func awaitLeaders(ctx context.Context, adm *kadm.Client, specs []schemas.TopicSpec) error {
+func awaitLeaders(ctx context.Context, cl *kgo.Client, specs []schemas.TopicSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, leadersWithin)
 	defer cancel()
-	names := make([]string, len(specs))
-	for i, spec := range specs {
-		names[i] = spec.Name
-	}
 	for {
-		topics, err := adm.ListTopics(ctx, names...)
-		if err == nil {
-			err = topics.Error()
-		}
-		for _, t := range topics {
-			for _, p := range t.Partitions {
-				if err == nil && p.Leader < 0 {
-					err = fmt.Errorf("topic %s partition %d has no leader", t.Topic, p.Partition)
-				}
-			}
-		}
+		err := served(ctx, cl, specs)
 		if err == nil {
 			return nil
 		}
@@ -86,6 +74,47 @@ func awaitLeaders(ctx context.Context, adm *kadm.Client, specs []schemas.TopicSp
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// served returns nil when every partition has a leader.
+func served(ctx context.Context, cl *kgo.Client, specs []schemas.TopicSpec) error {
+	topics, err := describe(ctx, cl, specs)
+	if err != nil {
+		return err
+	}
+	for name, t := range topics {
+		if err := kerr.ErrorForCode(t.ErrorCode); err != nil {
+			return fmt.Errorf("topic %s: %w", name, err)
+		}
+		for _, p := range t.Partitions {
+			if err := kerr.ErrorForCode(p.ErrorCode); err != nil || p.Leader < 0 {
+				return fmt.Errorf("topic %s partition %d has no leader: %w", name, p.Partition, cmp.Or(err, error(kerr.LeaderNotAvailable)))
+			}
+		}
+	}
+	return nil
+}
+
+// describe asks a broker about the topics. It does so past the client's cache, from which kadm answers: that may be five seconds old, and
+// whoever has just created a topic would wait so long to see it.
+func describe(ctx context.Context, cl *kgo.Client, specs []schemas.TopicSpec) (map[string]kmsg.MetadataResponseTopic, error) {
+	req := kmsg.NewPtrMetadataRequest()
+	for _, spec := range specs {
+		topic := kmsg.NewMetadataRequestTopic()
+		topic.Topic = kmsg.StringPtr(spec.Name)
+		req.Topics = append(req.Topics, topic)
+	}
+	resp, err := req.RequestWith(ctx, cl)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]kmsg.MetadataResponseTopic, len(resp.Topics))
+	for _, t := range resp.Topics {
+		if t.Topic != nil {
+			out[*t.Topic] = t
+		}
+	}
+	return out, nil
 }
 
 // PartitionCount returns how many partitions a topic has.
