@@ -30,7 +30,7 @@ func TestAKillAtEachPointLosesAndDoublesNothing(t *testing.T) {
 				if err := child.Wait(); err == nil || child.ProcessState.ExitCode() != -1 {
 					t.Fatalf("the stage was not killed at the point: %v", child.ProcessState)
 				}
-				r.bury()
+				engines.Bury(t, r.cl, r.group)
 				r.send(events[:750]...)
 			}
 			r.check(r.settle2(cfg))

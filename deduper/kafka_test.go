@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/kanjo-dev/kanjo/deduper"
 	"github.com/kanjo-dev/kanjo/internal/engines"
@@ -99,33 +98,10 @@ func (r *rig) kills(t *testing.T, seed uint64, dir string, times int, env ...str
 		kill(t, child)
 		if i%2 == 0 {
 			// Its successor then works at once and is killed at work; the others first wait for the session of the dead to end.
-			r.bury()
+			engines.Bury(t, r.cl, r.group)
 		}
 	}
 	r.send(events...)
-}
-
-// bury takes the members of the group out of it: killed processes, which could not leave it themselves. Without that, whoever comes
-// next waits until their session has timed out.
-func (r *rig) bury() {
-	r.tb.Helper()
-	groups, err := r.adm().DescribeGroups(r.tb.Context(), r.group)
-	if err != nil {
-		r.tb.Fatal(err)
-	}
-	req := kmsg.NewPtrLeaveGroupRequest()
-	req.Group = r.group
-	for _, m := range groups[r.group].Members {
-		dead := kmsg.NewLeaveGroupRequestMember()
-		dead.MemberID = m.MemberID
-		req.Members = append(req.Members, dead)
-	}
-	if len(req.Members) == 0 {
-		return
-	}
-	if _, err := req.RequestWith(r.tb.Context(), r.cl); err != nil {
-		r.tb.Fatal(err)
-	}
 }
 
 func kill(t *testing.T, child *exec.Cmd) {

@@ -1,12 +1,18 @@
 package engines
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // KafkaForTest starts a broker for the test: started or the test fails, killed at its end, its data in a directory
@@ -208,4 +214,74 @@ func disposeShared() error {
 		errs = append(errs, os.RemoveAll(dir))
 	}
 	return errors.Join(errs...)
+}
+
+// Bury takes every member out of a consumer group: processes that were killed and could not leave it. Without that, whoever comes next
+// waits until their sessions have timed out, which takes most of the time of a test that kills. A member that lives joins anew.
+func Bury(tb testing.TB, cl *kgo.Client, group string) {
+	tb.Helper()
+	groups, err := kadm.NewClient(cl).DescribeGroups(tb.Context(), group)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	req := kmsg.NewPtrLeaveGroupRequest()
+	req.Group = group
+	for _, m := range groups[group].Members {
+		dead := kmsg.NewLeaveGroupRequestMember()
+		dead.MemberID = m.MemberID
+		req.Members = append(req.Members, dead)
+	}
+	if len(req.Members) == 0 {
+		return
+	}
+	if _, err := req.RequestWith(tb.Context(), cl); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// EmptiedKafka is the shared broker without topics and consumer groups, as if it had just been started: to empty it takes a moment, and
+// to start one takes as long as many a test. One test at a time may use it, and must not stop it. TestMain must call Main.
+func EmptiedKafka(tb testing.TB) *Kafka {
+	tb.Helper()
+	k := SharedKafka(tb)
+	cl, err := kgo.NewClient(kgo.SeedBrokers(k.Addr), kgo.MetadataMinAge(10*time.Millisecond))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer cl.Close()
+	deadline, cancel := context.WithTimeout(tb.Context(), time.Minute)
+	defer cancel()
+	for {
+		left, err := empty(deadline, tb, cl)
+		if err == nil && left == 0 {
+			return k
+		}
+		select {
+		case <-deadline.Done():
+			tb.Fatalf("the shared broker still has %d topics and groups of the last test: %v", left, err)
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+// empty deletes what there is and returns how much that was. A topic that was deleted may still be listed once or twice.
+func empty(ctx context.Context, tb testing.TB, cl *kgo.Client) (n int, err error) {
+	adm := kadm.NewClient(cl)
+	groups, err := adm.ListGroups(ctx)
+	if err != nil {
+		return 0, err
+	}
+	topics, err := adm.ListTopics(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, name := range groups.Groups() {
+		Bury(tb, cl, name)
+	}
+	if n = len(groups) + len(topics); n == 0 {
+		return 0, nil
+	}
+	_, groupErr := adm.DeleteGroups(ctx, groups.Groups()...)
+	_, topicErr := adm.DeleteTopics(ctx, topics.Names()...)
+	return n, errors.Join(groupErr, topicErr)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/internal/ops"
 	"github.com/kanjo-dev/kanjo/schemas/control"
 )
@@ -105,6 +106,7 @@ func TestKilledAtEveryPointNothingIsLostOrDoubled(t *testing.T) {
 					t.Fatalf("at %s the sink ended with %v", point, err)
 				}
 				alive = false
+				engines.Bury(t, w.cl, "kanjo-counters")
 			case <-time.After(300 * time.Millisecond):
 				w.send(20) // so that the point is reached again
 			}
@@ -122,6 +124,7 @@ func TestKilledAtEveryPointNothingIsLostOrDoubled(t *testing.T) {
 		w.converges()
 		b.Process.Kill()
 		b.Wait()
+		engines.Bury(t, w.cl, "kanjo-counters") // b took over from a without such help
 	}
 	last := start("")
 	w.converges()

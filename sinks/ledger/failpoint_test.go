@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
@@ -39,6 +40,7 @@ func TestKilledAtEachNamedPointNothingIsLostOrDoubled(t *testing.T) {
 		if status, ok := victim.wait().Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
 			t.Fatalf("%s: the victim was not killed there: %v", point, victim.cmd.ProcessState)
 		}
+		engines.Bury(t, w.client, DefaultGroup)
 	}
 	last := w.start(w.config())
 	w.recorded(w.ends(schemas.TopicUnique, schemas.TopicManifest)...)

@@ -30,7 +30,7 @@ func (w *world) claims() string {
 }
 
 func TestKilledAfterItsClaimTheSuccessorInsertsExactlyThatRange(t *testing.T) {
-	w := newWorld(t)
+	w := newWorldToBreak(t)
 	first := w.startChild(w.config())
 	w.recorded(w.send(event(0))...)
 	// The engine answers nothing more, so the sink stays between claim and insert.
@@ -69,7 +69,7 @@ func TestKilledAfterItsClaimTheSuccessorInsertsExactlyThatRange(t *testing.T) {
 }
 
 func TestAZombieAddsNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newWorldToBreak(t)
 	zombie := w.startChild(w.config())
 	w.recorded(w.send(event(0))...)
 	w.ch.Pause()
@@ -101,7 +101,7 @@ func TestAZombieAddsNothing(t *testing.T) {
 }
 
 func TestTheEngineKilledAndFrozenUnderLoadLosesNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newWorldToBreak(t)
 	sink := w.start(w.config())
 	const batch, batches = 500, 24
 	w.recorded(w.send(eventRange(0, batch)...)...)

@@ -111,17 +111,56 @@ const testPartitions = 3
 // world is a real broker and a real ClickHouse engine with the topics and the schema, and a client that writes the log.
 type world struct {
 	testing.TB
-	kafka  *engines.Kafka
-	ch     *engines.ClickHouse
-	conn   driver.Conn
-	client *kgo.Client
+	kafka    *engines.Kafka
+	ch       *engines.ClickHouse
+	database string
+	conn     driver.Conn
+	client   *kgo.Client
 }
 
+// emptyDatabase makes a database of the shared engine for this test alone.
+func (w *world) emptyDatabase() string {
+	w.Helper()
+	conn, err := clickhouse.Config{Addr: w.ch.Addr}.Open(w.Context())
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer conn.Close()
+	databases++
+	name := "test" + strconv.Itoa(databases)
+	if err := conn.Exec(w.Context(), "CREATE DATABASE "+name); err != nil {
+		w.Fatal(err)
+	}
+	return name
+}
+
+// databases counts those of the shared engine. Tests that use it run one after the other.
+var databases int
+
+// newWorld has the shared engines, emptied.
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	// Registered first, so that it looks last.
-	t.Cleanup(func() { goleak.VerifyNone(t, goleak.IgnoreCurrent()) })
-	w := &world{TB: t, kafka: engines.KafkaForTest(t, nil), ch: engines.ClickHouseForTest(t)}
+	broker, ch := engines.EmptiedKafka(t), engines.SharedClickHouse(t)
+	// The goroutines of the engines are there already. Registered first, so that it looks last.
+	running := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, running) })
+	return newWorldOn(t, broker, ch)
+}
+
+// newWorldToBreak has a ClickHouse engine of its own, for a test that stops it.
+func newWorldToBreak(t testing.TB) *world {
+	t.Helper()
+	broker := engines.EmptiedKafka(t)
+	// Registered before the engine starts, so that it looks when the engine is gone.
+	running := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, running) })
+	return newWorldOn(t, broker, engines.ClickHouseForTest(t))
+}
+
+func newWorldOn(t testing.TB, broker *engines.Kafka, ch *engines.ClickHouse) *world {
+	t.Helper()
+	w := &world{TB: t, kafka: broker, ch: ch}
+	w.database = w.emptyDatabase()
 	var err error
 	if w.conn, err = w.config().ClickHouse.Open(t.Context()); err != nil {
 		t.Fatal(err)
@@ -150,7 +189,7 @@ func (w *world) config() Config {
 			Brokers: []string{w.kafka.Addr}, SessionTimeout: 3 * time.Second, HeartbeatInterval: 200 * time.Millisecond,
 			RebalanceTimeout: 4 * time.Second, TransactionTimeout: 2 * time.Second,
 		},
-		ClickHouse:    clickhouse.Config{Addr: w.ch.Addr},
+		ClickHouse:    clickhouse.Config{Addr: w.ch.Addr, Database: w.database},
 		BatchInterval: 200 * time.Millisecond,
 		InsertTimeout: 10 * time.Second,
 		DrainTimeout:  10 * time.Second,
