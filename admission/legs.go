@@ -6,6 +6,7 @@ import (
 
 	"github.com/kanjo-dev/kanjo/schemas/control"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
+	"github.com/kanjo-dev/kanjo/sinks/counters/durable"
 )
 
 // newLeg returns the counter that a rule is tested against, with nothing that refuses yet.
@@ -14,7 +15,7 @@ func newLeg(ask Ask, r *Rule, zones counters.Calendar, now time.Time) (counters.
 	both := func(c counters.Counter) { leg.Counters = [2]counters.Counter{c, c} }
 	id := counters.ID{Tenant: ask.Tenant, Metric: r.Metric, Dimension: r.Per, Subject: r.Subject}
 	var err error
-	if r.window, err = control.ParseWindow(r.Limit.Window); err != nil || r.Durable {
+	if r.window, err = control.ParseWindow(r.Limit.Window); err != nil || r.Durable && !durable.Counted(r.window.Kind) {
 		return leg, &counters.CannotCountError{Tenant: ask.Tenant, Reason: counters.ReasonUnsupported,
 			Err: fmt.Errorf("limit %q (window %s, durable %v) is of a kind that this version cannot count", r.Name, r.Limit.Window, r.Durable)}
 	}

@@ -51,8 +51,15 @@ func (r *Rule) refusesUnknown() bool { return r.OnUnknown != "allow" && r.Mode !
 
 // Demand is an ask with the limits that hold for it and the counters that it takes of.
 type Demand struct {
-	Legs  []counters.Leg
-	Rules []Rule
+	Legs []counters.Leg
+	// Durable says of each leg whether its counter stands in the durable store.
+	Durable []bool
+	Rules   []Rule
+}
+
+// mayBeUnknownIn says that the ask passes when nothing can be counted in one of the stores: each of its limits says so.
+func (d *Demand) mayBeUnknownIn(durable bool) bool {
+	return !slices.ContainsFunc(d.Rules, func(r Rule) bool { return d.Durable[r.Leg] == durable && r.refusesUnknown() })
 }
 
 // mayBeUnknown says that the ask passes when nothing can be counted: there are limits, and each says so.
@@ -65,14 +72,16 @@ type Book struct {
 	dir   *directory.Directory
 	grace counters.Grace
 	// names are the limits that may hold for an ask of a metric, sorted.
-	names     map[string][]string
-	always    []string // money limits that hold for every ask
+	names  map[string][]string
+	always []string // money limits that hold for every ask
+	// durable are the tenants that have, had or will have a durable limit; with "" all have.
+	durable   map[string]bool
 	calendars sync.Map // tenant to counters.Calendar
 }
 
 // NewBook reads every limit that the directory knows, those of the future too. grace must be the sink's.
 func NewBook(dir *directory.Directory, grace counters.Grace) (*Book, error) {
-	b := &Book{dir: dir, grace: grace, names: make(map[string][]string)}
+	b := &Book{dir: dir, grace: grace, names: make(map[string][]string), durable: make(map[string]bool)}
 	add := func(metric, name string) {
 		if !slices.Contains(b.names[metric], name) {
 			b.names[metric] = append(b.names[metric], name)
@@ -88,6 +97,9 @@ func NewBook(dir *directory.Directory, grace counters.Grace) (*Book, error) {
 				return nil, fmt.Errorf("limit %s/%d: %w", doc.Name, doc.Version, err)
 			}
 			add(l.Metric, name)
+			if l.Durable {
+				b.durable[l.Tenant] = true
+			}
 			if !isMoney(l.Metric) {
 				continue
 			}
@@ -102,12 +114,18 @@ func NewBook(dir *directory.Directory, grace counters.Grace) (*Book, error) {
 	return b, nil
 }
 
+// mayBeDurable says that a reservation of the tenant's may stand in the durable store.
+func (b *Book) mayBeDurable(tenant string) bool { return b.durable[""] || b.durable[tenant] }
+
+// microScale is of money: micro-units.
+const microScale = 6
+
 func isMoney(metric string) bool { return strings.HasPrefix(metric, counters.ListCostMetric("")) }
 
 // Scale returns how many decimal digits a metric's amounts have.
 func (b *Book) Scale(metric string, now time.Time) (uint8, error) {
 	if isMoney(metric) {
-		return 6, nil // micro-units
+		return microScale, nil
 	}
 	m, ok := b.dir.Metric(metric, now)
 	if !ok {
@@ -174,18 +192,23 @@ func (b *Book) demand(ask Ask, now time.Time, strict bool) (Demand, error) {
 		return Demand{}, err
 	}
 	d := Demand{Rules: rules}
-	at := make(map[string]int, len(rules)) // of legs, by the counter's key
+	type home struct {
+		key     string
+		durable bool
+	}
+	at := make(map[home]int, len(rules)) // of legs
 	for i := range d.Rules {
 		r := &d.Rules[i]
 		leg, err := newLeg(ask, r, zones, now)
 		if err != nil {
 			return Demand{}, err
 		}
-		j, have := at[leg.Counters[0].Key]
+		in := home{leg.Counters[0].Key, r.Durable}
+		j, have := at[in]
 		if !have {
 			j = len(d.Legs)
-			at[leg.Counters[0].Key] = j
-			d.Legs = append(d.Legs, leg)
+			at[in] = j
+			d.Legs, d.Durable = append(d.Legs, leg), append(d.Durable, r.Durable)
 		}
 		r.Leg = j
 		if r.Hard() {

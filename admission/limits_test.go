@@ -185,7 +185,7 @@ func TestAnAskThatCannotBeTestedIsNotLetThrough(t *testing.T) {
 	}
 	check(unheard, Ask{Tenant: "tokyo", Subjects: user, Amounts: calls}, "unsupported")
 	durable := func(l map[string]control.Limit) {
-		l["s"] = control.Limit{Metric: "calls", Window: "day", Durable: true, Maximum: number(5)}
+		l["s"] = control.Limit{Metric: "calls", Window: "sliding:1h", Durable: true, Maximum: number(5)}
 	}
 	check(durable, Ask{Tenant: "tokyo", Subjects: user, Amounts: calls}, "unsupported")
 	money := func(l map[string]control.Limit) {

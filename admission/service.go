@@ -19,16 +19,6 @@ import (
 	"github.com/kanjo-dev/kanjo/sinks/counters"
 )
 
-// Store takes and gives back; *counters.Admitter is one. Each call may be repeated after a lost answer.
-type Store interface {
-	Do(ctx context.Context, c counters.ReserveCall) (counters.ReserveReply, error)
-	Settle(ctx context.Context, s counters.Settlement) (counters.SettleReply, error)
-	Release(ctx context.Context, tenant, id string) (before counters.State, writes int64, err error)
-	Extend(ctx context.Context, tenant, id string, life time.Duration) (counters.ExtendReply, error)
-	Lookup(ctx context.Context, tenant, id string) (counters.Reservation, error)
-	Seen(ctx context.Context, tenant, message, token string, life time.Duration) (bool, error)
-}
-
 // Outcome is one of three answers. The zero value is CannotCount, so that an answer nobody filled in refuses.
 type Outcome int
 
@@ -73,7 +63,9 @@ type Answer struct {
 // Config is what a Service needs.
 type Config struct {
 	Control counters.Directories
-	Store   Store          // nil answers everything "cannot count"
+	Store   Store // nil answers everything "cannot count" that is not durable
+	// Durable is where limits with durable: true are counted; nil answers what they hold for "cannot count".
+	Durable DurableStore
 	Grace   counters.Grace // the sink's
 	// Budget bounds one answer; 120 ms by default. The store's client must be bounded too: see Timeouts.
 	Budget time.Duration
@@ -84,6 +76,7 @@ type Config struct {
 // Service answers. It is safe for concurrent use.
 type Service struct {
 	cfg     Config
+	stores  stores
 	book    atomic.Pointer[Book]
 	metrics *metrics
 	brake   brake
@@ -97,7 +90,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) *Service {
 	if cfg.Life == 0 {
 		cfg.Life = 2 * time.Minute
 	}
-	s := &Service{cfg: cfg}
+	s := &Service{cfg: cfg, stores: stores{fast: cfg.Store, durable: cfg.Durable}}
 	s.brake.log = log
 	s.metrics = newMetrics(reg, &s.brake)
 	return s
@@ -123,6 +116,12 @@ func (s *Service) bookOf(dir *directory.Directory) (*Book, error) {
 	}
 	s.book.Store(b)
 	return b, nil
+}
+
+// mayBeDurable says that a reservation of the tenant's may stand in the durable store; also when that is not known.
+func (s *Service) mayBeDurable(tenant string) bool {
+	book, err := s.Book()
+	return err != nil || book.mayBeDurable(tenant)
 }
 
 // Request is an ask with what the verbs need beside it.
@@ -152,9 +151,6 @@ func (s *Service) ask(ctx context.Context, verb counters.Verb, r Request) (Answe
 		}
 		return cannot(err), nil
 	}
-	if s.cfg.Store == nil {
-		return s.unknown(&demand, &counters.CannotCountError{Tenant: r.Tenant, Reason: counters.ReasonNoStore}), nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Budget)
 	defer cancel()
 	life := r.Life
@@ -162,12 +158,12 @@ func (s *Service) ask(ctx context.Context, verb counters.Verb, r Request) (Answe
 		life = s.cfg.Life
 	}
 	call := counters.ReserveCall{Verb: verb, Tenant: r.Tenant, ID: r.ID, Fingerprint: fingerprint(string(verb), r.Tenant, r.Subjects, r.Amounts), Life: life, Legs: demand.Legs}
-	reply, err := s.cfg.Store.Do(ctx, call)
+	reply, unknown, err := s.stores.do(ctx, call, &demand)
 	if at, moved := counters.WindowMoved(err); moved {
 		// This machine's clock is off by more than a window: the store's decides, once.
 		if demand, err = book.Demand(r.Ask, at); err == nil {
 			call.Legs = demand.Legs
-			reply, err = s.cfg.Store.Do(ctx, call)
+			reply, unknown, err = s.stores.do(ctx, call, &demand)
 		}
 	}
 	if err != nil {
@@ -177,7 +173,7 @@ func (s *Service) ask(ctx context.Context, verb counters.Verb, r Request) (Answe
 		return s.unknown(&demand, err), nil
 	}
 	s.metrics.writes.WithLabelValues(string(verb)).Add(float64(reply.Writes))
-	a := Answer{Counted: !reply.Uncounted, Replayed: reply.Replayed, Expires: reply.Expires, Cut: verb == counters.Reserve && reply.Allowed && !reply.Replayed && reply.Expires.Sub(reply.Now) < life.Truncate(time.Millisecond), Now: reply.Now, Limits: demand.statuses(&reply, verb)}
+	a := Answer{Counted: !reply.Uncounted, Replayed: reply.Replayed, Expires: reply.Expires, Cut: verb == counters.Reserve && reply.Allowed && !reply.Replayed && reply.Expires.Sub(reply.Now) < life.Truncate(time.Millisecond), Now: reply.Now, Limits: known(demand.statuses(&reply, verb), unknown)}
 	if reply.Allowed {
 		a.Outcome = Allowed
 		return a, nil
@@ -190,6 +186,11 @@ func (s *Service) ask(ctx context.Context, verb counters.Verb, r Request) (Answe
 	a.Outcome = OverLimit
 	a.RetryAfter, a.Retry = retryAfter(a.Violated, reply.Now)
 	return a, nil
+}
+
+// known leaves out what was not read from its counter.
+func known(list []Status, unknown map[int]bool) []Status {
+	return slices.DeleteFunc(list, func(st Status) bool { return unknown[st.Leg] })
 }
 
 // unknown is the answer when the store does not give one.
@@ -252,9 +253,9 @@ func (s *Service) Settle(ctx context.Context, id string, used Ask) (counters.Set
 			}
 			demand = Demand{} // a limit of a kind that cannot be counted holds up no settlement
 		}
-		reply, err = s.cfg.Store.Settle(ctx, counters.Settlement{
+		reply, err = s.stores.settle(ctx, counters.Settlement{
 			Tenant: used.Tenant, ID: id, Fingerprint: settlementPrint(used), Amounts: used.Amounts, Legs: demand.Legs,
-		})
+		}, &demand, book.mayBeDurable(used.Tenant))
 		return reply.Writes, err
 	})
 	if err == nil && !reply.Replayed {
@@ -279,7 +280,7 @@ func (s *Service) Settle(ctx context.Context, id string, used Ask) (counters.Set
 // Release gives a hold back. Its errors are Settle's.
 func (s *Service) Release(ctx context.Context, tenant, id string) (before counters.State, err error) {
 	err = s.verb(ctx, "release", tenant, func(ctx context.Context) (writes int64, err error) {
-		before, writes, err = s.cfg.Store.Release(ctx, tenant, id)
+		before, writes, err = s.stores.release(ctx, tenant, id, s.mayBeDurable(tenant))
 		return writes, err
 	})
 	return before, err
@@ -291,7 +292,7 @@ func (s *Service) Extend(ctx context.Context, tenant, id string, life time.Durat
 		life = s.cfg.Life
 	}
 	err = s.verb(ctx, "extend", tenant, func(ctx context.Context) (writes int64, err error) {
-		reply, err := s.cfg.Store.Extend(ctx, tenant, id, life)
+		reply, err := s.stores.extend(ctx, tenant, id, life, s.mayBeDurable(tenant))
 		expires, cut = reply.Expires, reply.Cut
 		return reply.Writes, err
 	})
@@ -301,7 +302,7 @@ func (s *Service) Extend(ctx context.Context, tenant, id string, life time.Durat
 // Lookup returns a reservation. Its errors are Settle's.
 func (s *Service) Lookup(ctx context.Context, tenant, id string) (r counters.Reservation, err error) {
 	err = s.verb(ctx, "lookup", tenant, func(ctx context.Context) (int64, error) {
-		r, err = s.cfg.Store.Lookup(ctx, tenant, id)
+		r, err = s.stores.lookup(ctx, tenant, id, s.mayBeDurable(tenant))
 		return 0, err
 	})
 	return r, err
@@ -311,6 +312,9 @@ func (s *Service) Lookup(ctx context.Context, tenant, id string) (r counters.Res
 // better than none.
 func (s *Service) Seen(ctx context.Context, tenant, message, token string, life time.Duration) (seen bool, err error) {
 	err = s.verb(ctx, "seen", tenant, func(ctx context.Context) (int64, error) {
+		if s.cfg.Store == nil {
+			return 0, noStore(tenant)
+		}
 		seen, err = s.cfg.Store.Seen(ctx, tenant, message, token, life)
 		if err != nil || seen {
 			return 0, err
@@ -338,11 +342,11 @@ func (s *Service) Limits(ctx context.Context, tenant string, subjects map[string
 		for i := range demand.Legs {
 			demand.Legs[i].Amount = 0
 		}
-		reply, err := s.cfg.Store.Do(ctx, counters.ReserveCall{Verb: counters.Look, Tenant: tenant, Legs: demand.Legs})
+		reply, unknown, err := s.stores.do(ctx, counters.ReserveCall{Verb: counters.Look, Tenant: tenant, Legs: demand.Legs}, &demand)
 		if err != nil {
 			return 0, err
 		}
-		a = Answer{Outcome: Allowed, Counted: !reply.Uncounted, Now: reply.Now, Limits: demand.statuses(&reply, counters.Check)}
+		a = Answer{Outcome: Allowed, Counted: !reply.Uncounted, Now: reply.Now, Limits: known(demand.statuses(&reply, counters.Check), unknown)}
 		return reply.Writes, nil
 	})
 	if err != nil {
@@ -355,14 +359,8 @@ func (s *Service) Limits(ctx context.Context, tenant string, subjects map[string
 func (s *Service) verb(ctx context.Context, verb, tenant string, do func(context.Context) (writes int64, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Budget)
 	defer cancel()
-	var err error
-	if s.cfg.Store == nil {
-		err = &counters.CannotCountError{Tenant: tenant, Reason: counters.ReasonNoStore}
-	} else {
-		var writes int64
-		writes, err = do(ctx)
-		s.metrics.writes.WithLabelValues(verb).Add(float64(writes))
-	}
+	writes, err := do(ctx)
+	s.metrics.writes.WithLabelValues(verb).Add(float64(writes))
 	a := Answer{Outcome: Allowed, Counted: true}
 	var asked *AskError
 	var conflict *counters.ConflictError

@@ -32,6 +32,7 @@ type modelReservation struct {
 	print, settled string
 	made, expires  time.Time
 	legs           []modelLeg
+	repeats        int
 }
 
 type modelLeg struct {
@@ -79,6 +80,7 @@ func (m *Model) Do(_ context.Context, c counters.ReserveCall) (counters.ReserveR
 			return reply, &counters.ConflictError{ID: c.ID, State: r.state, Differs: true}
 		case c.Verb == counters.Reserve && r.state == counters.Held, c.Verb == counters.CountIt && (r.state == counters.Settled || r.state == counters.Taken):
 			reply.Replayed, reply.Expires = true, r.expires
+			r.repeats++
 		default:
 			return reply, &counters.ConflictError{ID: c.ID, State: r.state}
 		}
@@ -215,6 +217,23 @@ func (m *Model) Release(_ context.Context, tenant, id string) (before counters.S
 		r.state = counters.Released
 	}
 	return before, 0, nil
+}
+
+// Undo is durable.Store.Undo.
+func (m *Model) Undo(_ context.Context, tenant, id string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.reservations[[2]string{tenant, id}]
+	if r == nil {
+		return counters.ErrNoReservation
+	}
+	if r.state == counters.Held && r.repeats == 0 {
+		for _, l := range r.legs {
+			m.counter(l.key).Held -= l.amount
+		}
+		delete(m.reservations, [2]string{tenant, id})
+	}
+	return nil
 }
 
 // Extend is counters.Admitter.Extend.

@@ -14,7 +14,7 @@ type statements struct {
 	hold, pend, peek     string
 	due, expire, less    string
 	settled, end, extend string
-	status               string
+	repeat, undo, status string
 
 	series, addSeries, addMark, resetSeries, marks, built string
 	move, prepare, lock, add, records, take               string
@@ -67,6 +67,8 @@ func newStatements(engine sqldb.Engine) statements {
 		settled: "UPDATE kanjo_durable_reservation SET state = $3, settled_print = $4, legs = $5, keep_until = " + greatest + "(keep_until, " + now + " + CAST($6 AS bigint)) WHERE tenant = $1 AND id = $2",
 		end:     "UPDATE kanjo_durable_reservation SET state = $3, keep_until = " + now + " + CAST($4 AS bigint) WHERE tenant = $1 AND id = $2",
 		extend:  "UPDATE kanjo_durable_reservation SET expires = $3, keep_until = " + greatest + "(keep_until, CAST($3 AS bigint) + CAST($4 AS bigint)) WHERE tenant = $1 AND id = $2",
+		repeat:  "UPDATE kanjo_durable_reservation SET repeats = repeats + 1 WHERE tenant = $1 AND id = $2",
+		undo:    "DELETE FROM kanjo_durable_reservation WHERE tenant = $1 AND id = $2 AND state = 'held' AND repeats = 0",
 		status:  "SELECT state, made, expires, settled_print, " + now + " FROM kanjo_durable_reservation WHERE tenant = $1 AND id = $2",
 
 		series:    "SELECT name, built FROM kanjo_durable_series",
@@ -108,7 +110,7 @@ func newStatements(engine sqldb.Engine) statements {
 
 func (st *statements) all() []*string {
 	return []*string{
-		&st.head, &st.claim, &st.record, &st.hold, &st.pend, &st.peek, &st.due, &st.expire, &st.less, &st.settled, &st.end, &st.extend, &st.status,
+		&st.head, &st.claim, &st.record, &st.hold, &st.pend, &st.peek, &st.due, &st.expire, &st.less, &st.settled, &st.end, &st.extend, &st.repeat, &st.undo, &st.status,
 		&st.series, &st.addSeries, &st.addMark, &st.resetSeries, &st.marks, &st.built, &st.move, &st.prepare, &st.lock, &st.add, &st.records, &st.take,
 		&st.begin, &st.shut, &st.dueAll, &st.forget, &st.drop,
 	}

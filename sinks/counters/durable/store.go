@@ -377,7 +377,8 @@ func (s *Store) claim(ctx context.Context, tx *sql.Tx, c *counters.ReserveCall, 
 		r.state = counters.Expired
 	}
 	if c.Verb == counters.Reserve && r.state == counters.Held || c.Verb == counters.CountIt && (r.state == counters.Settled || r.state == counters.Taken) {
-		return r.expires, true, nil
+		_, err := tx.ExecContext(ctx, s.st.repeat, c.Tenant, c.ID)
+		return r.expires, true, err
 	}
 	return 0, false, &counters.ConflictError{ID: c.ID, State: r.state}
 }

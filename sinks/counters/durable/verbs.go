@@ -221,6 +221,30 @@ func (s *Store) Release(ctx context.Context, tenant, id string) (before counters
 	return before, writes, nil
 }
 
+// Undo gives back a hold that an ask has just made and leaves no trace of it, so that the ask may come again under its id. It does nothing when the ask
+// has come again meanwhile: that call may be told that it is allowed.
+func (s *Store) Undo(ctx context.Context, tenant, id string) error {
+	return cannotCount(tenant, s.within(ctx, func(tx *sql.Tx) error {
+		r, err := s.record(ctx, tx, tenant, id)
+		if err != nil {
+			return err
+		}
+		done, err := tx.ExecContext(ctx, s.st.undo, tenant, id)
+		if err != nil {
+			return err
+		}
+		if n, err := done.RowsAffected(); err != nil || n == 0 {
+			return err
+		}
+		changes := make(map[string]change, len(r.legs))
+		for _, l := range r.legs {
+			changes[l.Key] = change{lessHeld: l.Amount}
+		}
+		_, err = s.apply(ctx, tx, changes)
+		return err
+	}))
+}
+
 // Extend lets a hold live for so long from now, up to the longest life of a hold counted from when it was made.
 func (s *Store) Extend(ctx context.Context, tenant, id string, life time.Duration) (reply counters.ExtendReply, err error) {
 	err = s.within(ctx, func(tx *sql.Tx) error {

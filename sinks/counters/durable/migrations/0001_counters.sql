@@ -42,7 +42,7 @@ CREATE INDEX kanjo_durable_counter_expires ON kanjo_durable_counter (expires);
 CREATE INDEX kanjo_durable_counter_series ON kanjo_durable_counter (series);
 
 -- legs is a JSON array of what the reservation takes: of which counter (k), of which metric (m, empty where the amount ends with the hold),
--- and how much (a).
+-- and how much (a). repeats counts how often the ask came again.
 CREATE TABLE kanjo_durable_reservation (
     tenant        TEXT   NOT NULL,
     id            TEXT   NOT NULL,
@@ -53,6 +53,7 @@ CREATE TABLE kanjo_durable_reservation (
     expires       BIGINT NOT NULL,
     keep_until    BIGINT NOT NULL,
     legs          TEXT   NOT NULL,
+    repeats       BIGINT NOT NULL DEFAULT 0,
     PRIMARY KEY (tenant, id)
 );
 
