@@ -39,7 +39,9 @@ type Config struct {
 	Usage UsageReader
 	// Admission keeps reservations; nil answers every ask "cannot count". Grace is the counters sink's.
 	Admission admission.Store
-	Grace     counters.Grace
+	// Durable is where limits with durable: true are counted; nil answers what they hold for "cannot count".
+	Durable admission.DurableStore
+	Grace   counters.Grace
 
 	Listen string // address, :8080
 	// Listener takes the place of Listen when it is not nil; Run closes it.
@@ -167,7 +169,7 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer, health *ops.He
 		inputs: sync.Pool{New: func() any { return new(inputs) }},
 	}
 	g.metrics = newMetrics(reg, g.budget)
-	g.admit = admission.New(admission.Config{Control: cfg.Control, Store: cfg.Admission, Grace: cfg.Grace}, log, reg)
+	g.admit = admission.New(admission.Config{Control: cfg.Control, Store: cfg.Admission, Durable: cfg.Durable, Grace: cfg.Grace}, log, reg)
 	health.Set("control", errors.New("the control plane is not loaded yet"))
 	health.Set("kafka", errors.New("not reached yet"))
 	return g, nil
@@ -205,6 +207,7 @@ func (g *Gateway) Run(ctx context.Context) (err error) {
 	var wg sync.WaitGroup
 	watchCtx, stopWatching := context.WithCancel(ctx)
 	wg.Go(func() { g.watch(watchCtx) })
+
 	served := make(chan error, 1)
 	wg.Go(func() {
 		if https {

@@ -15,6 +15,7 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/tracing"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
+	"github.com/kanjo-dev/kanjo/sinks/counters/durable"
 )
 
 type countersCmd struct {
@@ -27,6 +28,7 @@ type countersServeCmd struct {
 	stageFlags
 	kafkaFlags
 	redisFlags
+	durableFlags
 	Group   string        `env:"-" help:"Consumer group." default:"kanjo-counters"`
 	MaxHold time.Duration `help:"Longest life of a reservation's hold. So long hard limits stay shut after Redis has lost its state." default:"1h"`
 }
@@ -34,7 +36,8 @@ type countersServeCmd struct {
 func (c *countersServeCmd) Run(ctx context.Context, e *env) error {
 	kafka, err1 := c.kafkaFlags.config("counters")
 	redis, err2 := c.redisFlags.config()
-	if err := errors.Join(err1, err2); err != nil {
+	database, err3 := c.durableFlags.config()
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return exitError{exitUsage, err}
 	}
 	return traced(ctx, e, "counters", func(tracer *tracing.Tracer) error {
@@ -42,7 +45,12 @@ func (c *countersServeCmd) Run(ctx context.Context, e *env) error {
 		return c.run(ctx, e, "counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
 			health.Probe("kafka", kafka.Reach)
 			health.Probe("redis", redis.Reach)
-			return counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group, MaxHold: c.MaxHold}, log, reg, health)
+			fast, err := counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group, MaxHold: c.MaxHold}, log, reg, health)
+			if err != nil || database == nil {
+				return fast, err
+			}
+			stage, err := durable.NewStage(durable.Config{Kafka: kafka, Database: *database, MaxHold: c.MaxHold}, log, reg, health)
+			return beside{fast, stage}, err
 		})
 	})
 }

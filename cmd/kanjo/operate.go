@@ -65,6 +65,7 @@ func table(w io.Writer, heading string, rows func(row func(format string, args .
 type migrateCmd struct {
 	kafkaFlags
 	clickhouseFlags
+	durableFlags
 	Partitions  int32 `help:"Partitions of the usage topics; chosen once, never changed in place." default:"8"`
 	Replication int16 `help:"Replicas of each topic; 0 takes the cluster's default." default:"0"`
 }
@@ -72,13 +73,18 @@ type migrateCmd struct {
 func (c *migrateCmd) Run(ctx context.Context, e *env) error {
 	kafka, err1 := c.kafkaFlags.config("migrate")
 	ch, err2 := c.clickhouseFlags.config()
+	database, err3 := c.durableFlags.config()
 	if c.Partitions < 1 || c.Replication < 0 {
 		err2 = errors.Join(err2, fmt.Errorf("--partitions %d, --replication %d: want at least 1 and at least 0", c.Partitions, c.Replication))
 	}
-	if err := errors.Join(err1, err2); err != nil {
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return exitError{exitUsage, err}
 	}
-	return setup.Migrate(ctx, kafka, ch, c.Partitions, c.Replication, e.log)
+	err := setup.Migrate(ctx, kafka, ch, c.Partitions, c.Replication, e.log)
+	if err != nil || database == nil {
+		return err
+	}
+	return migrateDurable(ctx, *database)
 }
 
 type applyCmd struct {
@@ -137,6 +143,7 @@ type doctorCmd struct {
 	kafkaFlags
 	redisFlags
 	clickhouseFlags
+	durableFlags
 	LagMax int64 `help:"Records a group may be behind before it is worth a word." default:"100000"`
 	JSON   bool  `name:"json" help:"Print the findings as JSON."`
 }
@@ -145,13 +152,15 @@ func (c *doctorCmd) Run(ctx context.Context, e *env) error {
 	kafka, err1 := c.kafkaFlags.config("doctor")
 	redis, err2 := c.redisFlags.config()
 	ch, err3 := c.clickhouseFlags.config()
-	if err := errors.Join(err1, err2, err3); err != nil {
+	database, err4 := c.durableFlags.config()
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return exitError{exitUsage, err}
 	}
-	findings := doctor.Examine(ctx, doctor.Config{
-		Kafka: kafka, Redis: redis, ClickHouse: ch, LagMax: c.LagMax,
-		Groups: []string{"kanjo-enricher", "kanjo-deduper", "kanjo-counters", "kanjo-ledger"},
-	})
+	groups := []string{"kanjo-enricher", "kanjo-deduper", "kanjo-counters", "kanjo-ledger"}
+	if database != nil {
+		groups = append(groups, "kanjo-durable")
+	}
+	findings := doctor.Examine(ctx, doctor.Config{Kafka: kafka, Redis: redis, ClickHouse: ch, Durable: database, LagMax: c.LagMax, Groups: groups})
 	var err error
 	if c.JSON {
 		err = printJSON(e.out, findings)

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kanjo-dev/kanjo/admission"
 	"github.com/kanjo-dev/kanjo/deduper"
 	"github.com/kanjo-dev/kanjo/enricher"
 	"github.com/kanjo-dev/kanjo/gateway"
@@ -196,6 +197,7 @@ type gatewayCmd struct {
 	stageFlags
 	kafkaFlags
 	redisFlags
+	durableFlags
 	Listen   string `help:"Address of the door." default:":8080"`
 	CertFile string `help:"PEM certificate: speak HTTPS. Without it, stand behind something that does." type:"existingfile"`
 	KeyFile  string `help:"PEM key of the certificate." type:"existingfile"`
@@ -204,19 +206,29 @@ type gatewayCmd struct {
 func (c *gatewayCmd) Run(ctx context.Context, e *env) error {
 	kafka, err1 := c.kafkaFlags.config("gateway")
 	redis, err2 := c.redisFlags.config()
-	if err := errors.Join(err1, err2); err != nil {
+	database, err3 := c.durableFlags.config()
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return exitError{exitUsage, err}
+	}
+	var capped admission.DurableStore
+	if database != nil {
+		store, db, err := hurried(ctx, *database, e.log)
+		if err != nil {
+			return err
+		}
+		defer db.Close()
+		capped = store
 	}
 	rdb, err := redis.NewClient()
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
 	defer rdb.Close()
-	hurried, err := redis.Hurried().NewClient()
+	fast, err := redis.Hurried().NewClient()
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
-	defer hurried.Close()
+	defer fast.Close()
 	return traced(ctx, e, "gateway", func(tracer *tracing.Tracer) error {
 		kafka.Tracer = tracer
 		return c.run(ctx, e, "gateway", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
@@ -225,7 +237,7 @@ func (c *gatewayCmd) Run(ctx context.Context, e *env) error {
 				return nil, err
 			}
 			door, err := gateway.New(gateway.Config{
-				Kafka: kafka, Control: follower, Usage: counters.NewReader(rdb, follower, counters.Grace{}), Admission: counters.NewAdmitter(hurried),
+				Kafka: kafka, Control: follower, Usage: counters.NewReader(rdb, follower, counters.Grace{}), Admission: counters.NewAdmitter(fast), Durable: capped,
 				Listen: c.Listen, CertFile: c.CertFile, KeyFile: c.KeyFile,
 			}, log, reg, health)
 			return following{door, follower}, err

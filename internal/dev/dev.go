@@ -23,9 +23,11 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/ops"
 	"github.com/kanjo-dev/kanjo/internal/redis"
 	"github.com/kanjo-dev/kanjo/internal/setup"
+	"github.com/kanjo-dev/kanjo/internal/sqldb"
 	"github.com/kanjo-dev/kanjo/internal/tracing"
 	"github.com/kanjo-dev/kanjo/rater/announce"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
+	"github.com/kanjo-dev/kanjo/sinks/counters/durable"
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
 )
 
@@ -97,6 +99,12 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 	}
 	defer hurried.Close()
 	admit := counters.NewAdmitter(hurried)
+	capsConfig := sqldb.Config{DSN: "sqlite:" + filepath.Join(cfg.Dir, "durable.db")}
+	caps, closeCaps, err := openCaps(ctx, capsConfig)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeCaps()) }()
 
 	var gatherers prometheus.Gatherers
 	process := ops.NewRegistry()
@@ -123,7 +131,7 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 	}
 	err = errors.Join(
 		add("gateway", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
-			return gateway.New(gateway.Config{Kafka: connect("gateway"), Listen: addr.Gateway, Control: follower, Usage: usage, Admission: admit}, log, reg, health)
+			return gateway.New(gateway.Config{Kafka: connect("gateway"), Listen: addr.Gateway, Control: follower, Usage: usage, Admission: admit, Durable: caps}, log, reg, health)
 		}),
 		add("enricher", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
 			return enricher.New(enricher.Config{Kafka: connect("enricher"), Control: follower}, log, reg, health)
@@ -134,6 +142,9 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 		add("counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
 			// Hard limits stay shut for the longest life of a hold after every start, and nobody waits a quarter of an hour for a demo.
 			return counters.New(counters.Config{Kafka: connect("counters"), Redis: redisConfig, Directory: follower, MaxHold: time.Minute}, log, reg, health)
+		}),
+		add("durable", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
+			return durable.NewStage(durable.Config{Kafka: connect("durable"), Database: capsConfig, Directory: follower, MaxHold: time.Minute}, log, reg, health)
 		}),
 		add("ledger", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
 			return ledger.New(ledger.Config{Kafka: connect("ledger"), ClickHouse: clickhouseConfig}, log, reg, health)

@@ -21,6 +21,7 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/redis"
+	"github.com/kanjo-dev/kanjo/internal/sqldb"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/schemas/control"
 	"github.com/kanjo-dev/kanjo/sinks/ledger"
@@ -38,7 +39,7 @@ const (
 
 // Finding is the result of one check.
 type Finding struct {
-	Part    string  `json:"part"`  // kafka, topics, redis, clickhouse, control, groups
+	Part    string  `json:"part"`  // kafka, topics, redis, clickhouse, durable, control, groups
 	Check   string  `json:"check"` // what was looked at
 	Verdict Verdict `json:"verdict"`
 	Detail  string  `json:"detail"`       // what was seen
@@ -50,8 +51,10 @@ type Config struct {
 	Kafka      kafka.Config
 	Redis      redis.Config
 	ClickHouse clickhouse.Config
-	Groups     []string
-	LagMax     int64
+	// Durable is the database of durable limits; nil when there is none.
+	Durable *sqldb.Config
+	Groups  []string
+	LagMax  int64
 }
 
 type report struct{ findings []Finding }
@@ -75,6 +78,7 @@ func Examine(ctx context.Context, cfg Config) []Finding {
 	within(cfg.kafka)
 	within(cfg.redis)
 	within(cfg.clickhouse)
+	within(cfg.durable)
 	return r.findings
 }
 

@@ -491,3 +491,42 @@ func (s *Store) reap(ctx context.Context, tx *sql.Tx, find string, args ...any) 
 	}
 	return len(holds), nil
 }
+
+// State is what a person looks at.
+type State struct {
+	Now              time.Time
+	Series, Building int
+	// Restarted says that the server is on another timeline than the one that holds were made on, and the stage has not noticed yet. Shut is for how long hard
+	// limits stay shut for that.
+	Restarted bool
+	Shut      time.Duration
+}
+
+// State returns what holds for all counters.
+func (s *Store) State(ctx context.Context) (st State, err error) {
+	h, err := s.head(ctx, s.db, "", []string{reservations})
+	if err != nil {
+		return st, err
+	}
+	st = State{Now: time.UnixMilli(h.now).UTC(), Restarted: h.restarted, Shut: max(0, time.Duration(h.shut-h.now)*time.Millisecond)}
+	rows, err := s.db.QueryContext(ctx, s.st.series)
+	if err != nil {
+		return st, err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var name string
+		var built int
+		if err := rows.Scan(&name, &built); err != nil {
+			return st, err
+		}
+		if name == reservations {
+			continue
+		}
+		st.Series++
+		if built == 0 {
+			st.Building++
+		}
+	}
+	return st, rows.Err()
+}
