@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -20,9 +21,9 @@ import (
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
-// A child is this test binary, re-executed to close a month of the world's control plane.
+// A child is this test binary, re-executed to close a month of the world's control plane, or to credit an invoice.
 const (
-	childEnv        = "KANJO_RATER_TEST_CHILD" // the period
+	childEnv        = "KANJO_RATER_TEST_CHILD" // the period, or an invoice to credit
 	childBrokerEnv  = "KANJO_RATER_TEST_BROKER"
 	childEngineEnv  = "KANJO_RATER_TEST_ENGINE"
 	childBaseEnv    = "KANJO_RATER_TEST_DATABASE"
@@ -60,13 +61,18 @@ func runChild() {
 	if err != nil {
 		fail(err)
 	}
-	_, err = Close(ctx, Deps{
+	deps := Deps{
 		Kafka: kafka.Config{
 			Brokers: []string{os.Getenv(childBrokerEnv)}, SessionTimeout: 3 * time.Second, HeartbeatInterval: 200 * time.Millisecond,
 			RebalanceTimeout: 4 * time.Second, TransactionTimeout: 2 * time.Second,
 		},
 		ClickHouse: conn, Directory: dir, Now: func() time.Time { return childNow },
-	}, Options{Period: period})
+	}
+	if strings.HasPrefix(period, "INV-") {
+		_, err = Credit(ctx, deps, CreditOptions{Number: period, Reason: "of a test"})
+	} else {
+		_, err = Close(ctx, deps, Options{Period: period})
+	}
 	if err != nil {
 		fail(err)
 	}

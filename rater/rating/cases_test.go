@@ -54,6 +54,7 @@ func parseCases(t *testing.T, file, text string) []rateCase {
 	t.Helper()
 	var cases []rateCase
 	var shared, book *Book
+	var spec *control.PriceBook // of the last book, for contracts on it
 	var section, name string
 	var lines []string
 	flush := func() {
@@ -62,8 +63,19 @@ func parseCases(t *testing.T, file, text string) []rateCase {
 		lines = nil
 		switch {
 		case section == "":
+		case section == "contract", section == "trial":
+			contract := new(control.Contract)
+			parseYAML(t, file, body, contract)
+			changed, err := contract.Apply(spec, section == "trial")
+			if err != nil {
+				t.Fatalf("%s: %s: %v", file, cases[len(cases)-1].name, err)
+			}
+			if book, err = Compile(changed); err != nil {
+				t.Fatalf("%s: %s: %v", file, cases[len(cases)-1].name, err)
+			}
 		case section == "book":
-			spec := parseBook(t, file, body)
+			spec = new(control.PriceBook)
+			parseYAML(t, file, body, spec)
 			b, err := Compile(spec)
 			if err != nil {
 				t.Fatalf("%s: %v", file, err)
@@ -118,7 +130,7 @@ func clean(line string) string {
 	return strings.Join(strings.Fields(line), " ")
 }
 
-func parseBook(t *testing.T, file, text string) *control.PriceBook {
+func parseYAML(t *testing.T, file, text string, into any) {
 	t.Helper()
 	asJSON, err := yaml.YAMLToJSON([]byte(text))
 	if err != nil {
@@ -126,11 +138,9 @@ func parseBook(t *testing.T, file, text string) *control.PriceBook {
 	}
 	d := json.NewDecoder(bytes.NewReader(asJSON))
 	d.DisallowUnknownFields()
-	var spec control.PriceBook
-	if err := d.Decode(&spec); err != nil {
+	if err := d.Decode(into); err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
-	return &spec
 }
 
 // parseUsage reads lines: metric quantity dimension=value …
