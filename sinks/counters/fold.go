@@ -88,6 +88,8 @@ type counter struct {
 	// known says that this process has set the key's expiry since it last read the state of Redis.
 	known bool
 	dirty bool
+	// watched says that somebody is told when it reaches a threshold.
+	watched bool
 	amount
 }
 
@@ -294,7 +296,7 @@ func (f *fold) newCell(t *tenantFold, h *hourFold, tenant, metric string, agg ag
 		id := ID{Tenant: tenant, Metric: metric, Dimension: s.dimension, Subject: subject, Kind: kind, Zone: zone, Start: in.Start}
 		n := t.counters[id]
 		if n == nil {
-			n = &counter{key: id.Key(), expiry: expiry.UnixMilli(), amount: amount{op: agg.op}}
+			n = &counter{key: id.Key(), expiry: expiry.UnixMilli(), amount: amount{op: agg.op}, watched: f.plan.watched(tenant, metric, s.dimension, kind)}
 			t.counters[id] = n
 			f.cached++
 		}
@@ -356,6 +358,16 @@ func (f *fold) reset() {
 		f.tenants = make(map[string]*tenantFold)
 		f.cached = 0
 	}
+}
+
+// watched returns the keys of the changed counters that somebody is told of.
+func (b *bucketFold) watched() (keys []string) {
+	for _, n := range b.counters {
+		if n.watched {
+			keys = append(keys, n.key)
+		}
+	}
+	return keys
 }
 
 // args appends the keys and arguments of the bucket's counters and reservations as the apply script takes them.

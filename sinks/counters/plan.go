@@ -123,6 +123,13 @@ func (p *plan) series(tenant, metric string) []series {
 	return out
 }
 
+// watched says that a limit tells of thresholds of such counters.
+func (p *plan) watched(tenant, metric, dimension string, kind Kind) bool {
+	return slices.ContainsFunc(p.limits, func(l limit) bool {
+		return len(l.Thresholds) > 0 && l.kind == kind && l.Metric == metric && l.Per == dimension && p.selects(l, tenant)
+	})
+}
+
 func (p *plan) selects(l limit, tenant string) bool {
 	// A plan does not count: a tenant that joins it must find its counters complete.
 	return l.Tenant == "" || l.Tenant == tenant

@@ -596,6 +596,7 @@ func (s *Stage) flush(ctx context.Context, sweep bool) error {
 		args[1] = n
 		keys := append(make([]string, 0, 2+len(bucket.counters)), stateKey(uint8(b)), holdsKey(uint8(b)))
 		keys, args = bucket.args(s.seen[b].gen, keys, args)
+		touch(ctx, f.pipe, uint8(b), bucket.watched(), f.began)
 		f.buckets = append(f.buckets, uint8(b))
 		f.cmds = append(f.cmds, applyScript.EvalSha(ctx, f.pipe, keys, args...))
 	}
