@@ -42,6 +42,8 @@ type Config struct {
 	// Durable is where limits with durable: true are counted; nil answers what they hold for "cannot count".
 	Durable admission.DurableStore
 	Grace   counters.Grace
+	// Touched is where counters that may have reached a threshold stand; with nil none is told.
+	Touched admission.TouchedCounters
 
 	Listen string // address, :8080
 	// Listener takes the place of Listen when it is not nil; Run closes it.
@@ -207,7 +209,10 @@ func (g *Gateway) Run(ctx context.Context) (err error) {
 	var wg sync.WaitGroup
 	watchCtx, stopWatching := context.WithCancel(ctx)
 	wg.Go(func() { g.watch(watchCtx) })
-
+	if g.cfg.Touched != nil {
+		teller := admission.NewTeller(g.cfg.Control, g.cfg.Touched, announcer{g.producer}, g.cfg.Grace, 0, g.log)
+		wg.Go(func() { teller.Run(watchCtx) })
+	}
 	served := make(chan error, 1)
 	wg.Go(func() {
 		if https {

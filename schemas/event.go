@@ -40,6 +40,8 @@ const (
 	TypeUsage  = "kanjo.usage.v1"
 	TypeCancel = "kanjo.usage.cancel.v1"
 	TypeAmend  = "kanjo.usage.amend.v1"
+	// TypeThreshold is of notices: no usage, and refused as such.
+	TypeThreshold = "kanjo.limit.threshold.v1"
 
 	typePrefix = "kanjo."
 )

@@ -24,6 +24,9 @@ const (
 	TopicManifest = "usage.manifest"
 	// TopicControl carries every version of every control document, for ever, in one partition.
 	TopicControl = "kanjo.control"
+	// TopicNotices carries CloudEvents in structured mode for whoever wants to know: that a limit's threshold was reached ([TypeThreshold]). Their ids are
+	// made of what they say, so that one which comes twice is known again.
+	TopicNotices = "kanjo.notices"
 	// TopicDocuments carries cuts, documents and numbers, for ever, one partition per numbering series.
 	TopicDocuments = "kanjo.documents"
 	// TopicEvents carries a CloudEvent for each document that has become final, at least once, for whoever books or sends it.
@@ -65,6 +68,7 @@ func Topics(dedupWindow time.Duration) []TopicSpec {
 		{Name: TopicConflict, Retention: 90 * 24 * time.Hour, MaxMessageBytes: 2 * MaxRawBytes},
 		{Name: TopicManifest, Retention: -1, MaxMessageBytes: MaxRawBytes},
 		{Name: TopicControl, Partitions: 1, Retention: -1, MaxMessageBytes: 4 * MaxRawBytes},
+		{Name: TopicNotices, Retention: 90 * 24 * time.Hour, MaxMessageBytes: MaxRawBytes},
 		{Name: TopicDocuments, Partitions: DocumentSeriesMax, Retention: -1, MaxMessageBytes: 8 * MaxRawBytes},
 		{Name: TopicEvents, Partitions: 1, Retention: 90 * 24 * time.Hour, MaxMessageBytes: MaxRawBytes},
 	}

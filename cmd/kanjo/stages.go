@@ -237,7 +237,7 @@ func (c *gatewayCmd) Run(ctx context.Context, e *env) error {
 				return nil, err
 			}
 			door, err := gateway.New(gateway.Config{
-				Kafka: kafka, Control: follower, Usage: counters.NewReader(rdb, follower, counters.Grace{}), Admission: counters.NewAdmitter(fast), Durable: capped,
+				Kafka: kafka, Control: follower, Usage: counters.NewReader(rdb, follower, counters.Grace{}), Admission: counters.NewAdmitter(fast), Durable: capped, Touched: counters.NewTouches(rdb),
 				Listen: c.Listen, CertFile: c.CertFile, KeyFile: c.KeyFile,
 			}, log, reg, health)
 			return following{door, follower}, err

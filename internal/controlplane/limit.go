@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/kanjo-dev/kanjo/schemas"
@@ -50,6 +51,7 @@ func (c *checker) limit(l *control.Limit) {
 	}
 	if window.Kind != "" {
 		c.throttle(l, window)
+		c.thresholds(l, window)
 	}
 	if l.Per != "" && !plainName.MatchString(l.Per) {
 		c.fail("spec.per", "%q: want the name of a dimension", l.Per)
@@ -86,6 +88,28 @@ func (c *checker) throttle(l *control.Limit, window control.Window) {
 	// What passes at once is remembered as a time, which must fit beside the clock's.
 	if l.Burst != nil && (*l.Burst < 1 || *l.Burst > schemas.MaxUnits || *l.Burst / *l.Maximum >= 1000) {
 		c.fail("spec.burst", "%d is not from 1 to less than 1000 times the maximum", *l.Burst)
+	}
+}
+
+// thresholds fills the usual ones in, and checks those that are given.
+func (c *checker) thresholds(l *control.Limit, window control.Window) {
+	counts := window.Ends() && l.Maximum != nil && *l.Maximum > 0
+	if !c.e.has("spec.thresholds") {
+		if counts && c.read("spec.maximum") {
+			l.Thresholds = []int{50, 80, 100}
+		}
+		return
+	}
+	if len(l.Thresholds) > 0 && !counts {
+		c.fail("spec.thresholds", "need a maximum above 0, and a window of the calendar or total: elsewhere a count comes and goes")
+	}
+	if len(l.Thresholds) > 10 {
+		c.fail("spec.thresholds", "%d thresholds, at most 10 are allowed", len(l.Thresholds))
+	}
+	for i, t := range l.Thresholds {
+		if t < 1 || t > 1000 || i > 0 && t <= l.Thresholds[i-1] {
+			c.fail(fmt.Sprintf("spec.thresholds[%d]", i), "%d: want percentages from 1 to 1000, ascending", t)
+		}
 	}
 }
 

@@ -131,7 +131,7 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Addresses
 	}
 	err = errors.Join(
 		add("gateway", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
-			return gateway.New(gateway.Config{Kafka: connect("gateway"), Listen: addr.Gateway, Control: follower, Usage: usage, Admission: admit, Durable: caps}, log, reg, health)
+			return gateway.New(gateway.Config{Kafka: connect("gateway"), Listen: addr.Gateway, Control: follower, Usage: usage, Admission: admit, Durable: caps, Touched: counters.NewTouches(rdb)}, log, reg, health)
 		}),
 		add("enricher", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (stage, error) {
 			return enricher.New(enricher.Config{Kafka: connect("enricher"), Control: follower}, log, reg, health)

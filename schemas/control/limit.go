@@ -28,9 +28,12 @@ type Limit struct {
 	// OnUnknown is deny (the default) or allow: the answer when the count is not known.
 	OnUnknown string `json:"on_unknown,omitempty"`
 	// Durable puts the limit on the durable store instead of Redis.
-	Durable bool   `json:"durable,omitempty"`
-	Mode    string `json:"mode,omitempty"`   // hard (the default), soft or shadow
-	Action  string `json:"action,omitempty"` // block (the default), throttle (the default of a throttle's window, and for that alone) or notify
+	Durable bool `json:"durable,omitempty"`
+	// Thresholds are percentages of Maximum, ascending. When what is used and pending reaches one, an event says so on kanjo.notices, once in a window.
+	// Empty means never. Windows that end and total have 50, 80 and 100 when the field is left out; others have none.
+	Thresholds []int  `json:"thresholds,omitempty"`
+	Mode       string `json:"mode,omitempty"`   // hard (the default), soft or shadow
+	Action     string `json:"action,omitempty"` // block (the default), throttle (the default of a throttle's window, and for that alone) or notify
 }
 
 // Window is over what time a limit counts.
@@ -57,6 +60,10 @@ const (
 	WindowSliding       WindowKind = "sliding"
 	WindowThrottle      WindowKind = "throttle"
 )
+
+// Ends says whether a count of the window only grows until the window is over, so that a threshold is reached once: of the calendar, and of total, which
+// is never over.
+func (w Window) Ends() bool { return w.Length == 0 && w.Kind != WindowConcurrency && w.Kind != "" }
 
 // SlidingParts is how many parts a sliding window is counted in. The oldest one, of which some lies outside, counts whole.
 const SlidingParts = 60

@@ -41,6 +41,17 @@ local function live(key, till)
   if redis.call('PEXPIRETIME', key) < till then call('PEXPIREAT', key, text(till)) end
 end
 
+-- touch queues counters whose pending has grown for whoever tells of thresholds.
+local function touch(state, keys, now)
+  if #keys == 0 then return end
+  local queue, list = string.sub(state, 1, -6) .. 'touched', {}
+  for i = 1, #keys do
+    list[2 * i - 1], list[2 * i] = text(now), keys[i]
+  end
+  call('ZADD', queue, unpack(list))
+  call('PEXPIRE', queue, 604800000)
+end
+
 -- slide reads a sliding window: the parts that it touches, and two ahead, since a source's clock may be. nil when something else has
 -- written there.
 local function slide(key, field, head, tail, length, now)

@@ -152,7 +152,13 @@ elseif takes then
   redis.call('HSET', record, unpack(set, 1, s + #rest))
   redis.call('PEXPIREAT', record, text(exp + keep))
   writes = writes + 2
-  if verb == 'reserve' then
+  if verb == 'count' then
+    local grown = {}
+    for i = 1, n do
+      if ARGV[at[i] + 3] == '' then grown[#grown + 1] = keys[i] end
+    end
+    touch(KEYS[1], grown, now)
+  else
     call('ZADD', holds, till, record)
     -- An hour more, so that not every ask moves it.
     if redis.call('PEXPIRETIME', holds) < exp + keep then call('PEXPIREAT', holds, exp + keep + 3600000) end

@@ -55,13 +55,14 @@ for i = 1, tonumber(ARGV[a]) do
 end
 
 if was ~= 'taken' then
-  local set = {'state', 'settled', 'n', text(legs + #new)}
+  local set, grown = {'state', 'settled', 'n', text(legs + #new)}, {}
   for i = 1, legs do
     if was == 'held' then less(keys[i], 'held', before[i]) end
     -- A counter that has expired is not made again.
     if tonumber(after[i]) > 0 and redis.call('EXISTS', keys[i]) == 1 then
       if lengths[i] then part(keys[i], lengths[i], now) end
       more(keys[i], fields[i], after[i])
+      if not lengths[i] then grown[#grown + 1] = keys[i] end
     end
     for name, value in pairs({a = after[i], f = lengths[i] and fields[i]}) do
       set[#set + 1] = name .. i
@@ -71,6 +72,7 @@ if was ~= 'taken' then
   for i, leg in ipairs(new) do
     if leg.length then part(leg.key, leg.length, now) end
     more(leg.key, leg.field, leg.amount)
+    if not leg.length then grown[#grown + 1] = leg.key end
     live(leg.key, leg.expiry)
     for field, value in pairs({k = leg.key, a = leg.amount, m = leg.metric, f = leg.length and leg.field}) do
       set[#set + 1] = field .. (legs + i)
@@ -80,6 +82,7 @@ if was ~= 'taken' then
   call('HSET', record, unpack(set))
   call('ZREM', holds, record)
   call('PEXPIREAT', record, text(now + keep))
+  touch(KEYS[1], grown, now)
 end
 call('HSET', record, 'settled_print', print)
 if was == 'held' and tonumber(exp) <= now then was = 'expired' end
