@@ -249,7 +249,7 @@ func (s *Stage) prepare(ctx context.Context, cl *kgo.Client) error {
 		if !log.Since.IsZero() {
 			since = log.Since.UnixMilli()
 		}
-		own := []string{"\x00"} // no name
+		var own []string // the names of series of one tenant
 		for _, x := range s.plan.series {
 			if x.tenant != "" {
 				own = append(own, x.name)
@@ -307,7 +307,7 @@ func (s *Stage) begin(ctx context.Context, tx *sql.Tx, x series, own []string, l
 	} else {
 		compared := len([]rune(x.name))
 		if x.tenant != "" {
-			own, compared = own[:1], 1<<20 // the whole name
+			own, compared = nil, 1<<20 // the whole name
 		}
 		if _, err := tx.ExecContext(ctx, s.st.resetSeries, texts(own), compared, x.name); err != nil {
 			return err
