@@ -31,6 +31,7 @@ import (
 )
 
 func TestWhateverIsSentCountsOnceInItsMonthOrIsRejected(t *testing.T) {
+	t.Parallel() // with the test that kills, which mostly waits for sessions; the test of outages measures time and runs alone
 	seed := seedOf(t)
 	w := newWorld(t, 2, 8)
 	const ownTopic = schemas.TopicRawPrefix + "own"
@@ -126,6 +127,14 @@ spec: {trusted_tenants: ["*"], max_past: 35d, max_future: 5m, beyond: reject, mi
 		}
 		w.expect(e)
 		w.settle()
+		if out := strings.TrimSpace(w.must("rejected", "list", "--json", "--source", source)); out != "[]" {
+			t.Errorf("after the replay there is still to do: %s", out)
+		}
+		// Of two replays the newer is a duplicate of what the older brought.
+		if out := w.must("rejected", "list", "--all", "--json", "--source", source); json.Unmarshal([]byte(out), &list) != nil ||
+			len(list) != 1 || list[0].Outcome != ledger.Stands || list[0].Where == nil || list[0].Replay == nil {
+			t.Errorf("kanjo rejected list --all prints %s", out)
+		}
 	})
 
 	w.scenario(t, "an identity stands with its first content, whichever way it comes again", func(t *testing.T) {
@@ -158,6 +167,13 @@ spec: {trusted_tenants: ["*"], max_past: 35d, max_future: 5m, beyond: reject, mi
 			}
 			return nil
 		})
+		var conflicts []ledger.ConflictingEvent
+		if out := w.must("conflicts", "list", "--json", "--source", e.Source); json.Unmarshal([]byte(out), &conflicts) != nil || len(conflicts) != 1 || conflicts[0].ID != e.ID {
+			t.Fatalf("kanjo conflicts list prints %s", out)
+		}
+		if out := w.must("conflicts", "show", conflicts[0].Origin); !strings.Contains(out, "≠ message") || !strings.Contains(out, "1100") {
+			t.Errorf("kanjo conflicts show prints %s", out)
+		}
 		w.settle()
 		if n := w.number("SELECT count() FROM conflicts"); n != 1 {
 			t.Errorf("%d conflicts; a retry with another trace, encoding or door is none", n)
@@ -489,7 +505,7 @@ spec: {zone: Asia/Tokyo, grace: 1h, price_book: hostile, series: main}
 	}
 
 	w.harmless(w.must("usage", "--period", w.period.String(), tenant))
-	list := w.must("rejected", "list", "--limit", "1000")
+	list := w.must("rejected", "list", "--all", "--limit", "1000")
 	w.harmless(list)
 	if lines, want := strings.Count(list, "\n"), int(w.number("SELECT count() FROM rejected"))+1; lines != want {
 		w.t.Errorf("kanjo rejected list prints %d lines for %d records", lines, want-1)

@@ -52,6 +52,7 @@ func seedOf(t *testing.T) uint64 {
 }
 
 func TestKilledAtEveryPointNothingIsLostOrDoubled(t *testing.T) {
+	t.Parallel()
 	seed := seedOf(t)
 	w := newWorld(t, 4, 24)
 	rng := rand.New(rand.NewPCG(seed, 1))

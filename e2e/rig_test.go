@@ -80,7 +80,7 @@ func newRig(t *testing.T, partitions int) *rig {
 	r.env = append(os.Environ(),
 		"KANJO_BROKERS="+r.kafka.Addr, "KANJO_REDIS_ADDRS="+r.redis.Addr, "KANJO_CLICKHOUSE_ADDR="+r.clickhouse.Addr,
 		// Short sessions, so that a killed member is missed soon; the transaction timeout stays below.
-		"KANJO_KAFKA_SESSION_TIMEOUT=6s", "KANJO_KAFKA_HEARTBEAT_INTERVAL=1s", "KANJO_KAFKA_TRANSACTION_TIMEOUT=4s",
+		"KANJO_KAFKA_SESSION_TIMEOUT=3s", "KANJO_KAFKA_HEARTBEAT_INTERVAL=300ms", "KANJO_KAFKA_TRANSACTION_TIMEOUT=2s",
 	)
 	r.must("migrate", "--partitions", fmt.Sprint(partitions))
 	return r
