@@ -38,7 +38,9 @@ type Rule struct {
 	Name    string
 	Subject string // of the limit's dimension; empty for the whole tenant
 	*control.Limit
-	window control.Window
+	// Granted is how much of the maximum grants have added to it.
+	Granted int64
+	window  control.Window
 	// Leg is the index of the leg whose counter the limit is tested against.
 	Leg int
 }
@@ -73,7 +75,8 @@ type Book struct {
 	grace counters.Grace
 	// names are the limits that may hold for an ask of a metric, sorted.
 	names  map[string][]string
-	always []string // money limits that hold for every ask
+	always []string            // money limits that hold for every ask
+	grants map[string][]string // by limit
 	// durable are the tenants that have, had or will have a durable limit; with "" all have.
 	durable   map[string]bool
 	calendars sync.Map // tenant to counters.Calendar
@@ -81,7 +84,7 @@ type Book struct {
 
 // NewBook reads every limit that the directory knows, those of the future too. grace must be the sink's.
 func NewBook(dir *directory.Directory, grace counters.Grace) (*Book, error) {
-	b := &Book{dir: dir, grace: grace, names: make(map[string][]string), durable: make(map[string]bool)}
+	b := &Book{dir: dir, grace: grace, names: make(map[string][]string), durable: make(map[string]bool), grants: make(map[string][]string)}
 	add := func(metric, name string) {
 		if !slices.Contains(b.names[metric], name) {
 			b.names[metric] = append(b.names[metric], name)
@@ -111,7 +114,32 @@ func NewBook(dir *directory.Directory, grace counters.Grace) (*Book, error) {
 			}
 		}
 	}
+	for _, name := range dir.EveryName(control.KindGrant) {
+		for _, doc := range dir.Versions(control.KindGrant, name) {
+			if doc.Deleted {
+				continue
+			}
+			g := new(control.Grant)
+			if err := json.Unmarshal(doc.Spec, g); err != nil {
+				return nil, fmt.Errorf("grant %s/%d: %w", doc.Name, doc.Version, err)
+			}
+			if !slices.Contains(b.grants[g.Limit], name) {
+				b.grants[g.Limit] = append(b.grants[g.Limit], name)
+			}
+		}
+	}
 	return b, nil
+}
+
+// granted returns what grants add to a limit now, for a tenant and a subject.
+func (b *Book) granted(limit, tenant, subject string, now time.Time) (sum int64) {
+	for _, name := range b.grants[limit] {
+		g, ok := b.dir.Grant(name, now)
+		if ok && g.Limit == limit && g.Tenant == tenant && (g.Subject == "" || g.Subject == subject) && g.Holds(now) {
+			sum = min(sum+g.Amount, schemas.MaxUnits)
+		}
+	}
+	return sum
 }
 
 // mayBeDurable says that a reservation of the tenant's may stand in the durable store.
@@ -270,7 +298,13 @@ func (b *Book) rules(ask Ask, tenant *control.Tenant, now time.Time, strict bool
 		rank := rankOf(l)
 		s := series{l.Metric, l.Per, l.Window, cmp.Or(l.Mode, "hard")}
 		best[s] = max(best[s], rank)
-		found = append(found, Rule{Name: name, Subject: subject, Limit: l})
+		r := Rule{Name: name, Subject: subject, Limit: l, Granted: b.granted(name, ask.Tenant, subject, now)}
+		if r.Granted > 0 {
+			raised, maximum := *l, min(*l.Maximum+r.Granted, schemas.MaxUnits) // l is shared
+			raised.Maximum = &maximum
+			r.Limit = &raised
+		}
+		found = append(found, r)
 		ranks = append(ranks, rank)
 	}
 	out := found[:0]

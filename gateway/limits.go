@@ -21,7 +21,8 @@ type limitAnswer struct {
 	Start     *time.Time `json:"start,omitempty"`
 	End       *time.Time `json:"end,omitempty"`
 	Mode      string     `json:"mode"`
-	Maximum   string     `json:"maximum"`
+	Maximum   string     `json:"maximum"` // with what is granted
+	Granted   string     `json:"granted,omitempty"`
 	Used      string     `json:"used"`
 	Pending   string     `json:"pending"`
 	Held      string     `json:"held"`
@@ -49,6 +50,9 @@ func (g *Gateway) limits(c *call, list []admission.Status) []limitAnswer {
 		}
 		if l.Mode == "" {
 			l.Mode = "hard"
+		}
+		if s.Granted > 0 {
+			l.Granted = decimal(s.Granted, scale)
 		}
 		if s.WindowGiven {
 			l.Start, l.End = &s.Window.Start, &s.Window.End

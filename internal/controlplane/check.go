@@ -47,6 +47,8 @@ func checkAlone(e *entry) Problems {
 		c.series(spec)
 	case *control.Limit:
 		c.limit(spec)
+	case *control.Grant:
+		c.grant(spec)
 	}
 	return c.problems
 }
@@ -407,6 +409,11 @@ func checkTogether(set Set, s *state, window time.Duration) Problems {
 				refer(e, fmt.Sprintf("spec.for[%d]", i), control.KindMetric, metric)
 			}
 			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
+		case *control.Grant:
+			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
+			if refer(e, "spec.limit", control.KindLimit, v.Limit) {
+				problems = append(problems, fitsLimit(e, v, s)...)
+			}
 		case *control.PriceBook:
 			problems = append(problems, currencies(e, v)...)
 			problems = append(problems, placed(e, v.Lint(s.metricOf))...)

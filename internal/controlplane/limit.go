@@ -125,3 +125,43 @@ func addsUp(e *entry, l *control.Limit, s *state) Problems {
 	}
 	return Problems{e.problem("spec.window", "%s is for metrics with the aggregation sum or count; %s has %s", w.Kind, l.Metric, m.Aggregation)}
 }
+
+func (c *checker) grant(g *control.Grant) {
+	c.need("spec.limit")
+	c.need("spec.tenant")
+	if c.need("spec.amount") && (g.Amount < 1 || g.Amount > schemas.MaxUnits) {
+		c.fail("spec.amount", "%d is not from 1 to %d", g.Amount, int64(schemas.MaxUnits))
+	}
+	if c.need("spec.until") && c.read("spec.from") && !g.From.Before(g.Until) {
+		c.fail("spec.until", "is not after from: the grant would never hold")
+	}
+	// Whoever asks later why a tenant passed its limit finds it here.
+	for field, text := range map[string]string{"spec.by": g.By, "spec.reason": g.Reason} {
+		if c.need(field) && strings.TrimSpace(text) == "" {
+			c.fail(field, "is empty")
+		}
+	}
+	c.text("spec.by", g.By, 256, false)
+	c.text("spec.reason", g.Reason, 1024, true)
+	if len(g.Subject) > schemas.MaxAttributeBytes {
+		c.fail("spec.subject", "has %d bytes, at most %d are allowed", len(g.Subject), schemas.MaxAttributeBytes)
+	}
+}
+
+// fitsLimit refuses a grant that its limit would never look at.
+func fitsLimit(e *entry, g *control.Grant, s *state) Problems {
+	l, ok := spec(s, control.KindLimit, g.Limit, s.dir.Limit)
+	switch {
+	case !ok:
+		return nil // broken in the set: reported there
+	case l.Tenant != "" && l.Tenant != g.Tenant:
+		return Problems{e.problem("spec.tenant", "limit %s is of tenant %q", g.Limit, l.Tenant)}
+	case l.Maximum == nil:
+		return Problems{e.problem("spec.limit", "limit %s only counts: it has no maximum to raise", g.Limit)}
+	case g.Subject != "" && l.Per == "":
+		return Problems{e.problem("spec.subject", "limit %s is of the tenant as a whole", g.Limit)}
+	case g.Subject != "" && l.Subject != "" && g.Subject != l.Subject:
+		return Problems{e.problem("spec.subject", "limit %s is of %q", g.Limit, l.Subject)}
+	}
+	return nil
+}

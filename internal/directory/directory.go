@@ -139,6 +139,11 @@ func (d *Directory) Limit(name string, t time.Time) (*control.Limit, bool) {
 	return get[control.Limit](d, control.KindLimit, name, t)
 }
 
+// Grant returns the grant as it holds at t; its own from and until are the caller's to compare. The result is shared: do not change it.
+func (d *Directory) Grant(name string, t time.Time) (*control.Grant, bool) {
+	return get[control.Grant](d, control.KindGrant, name, t)
+}
+
 // PriceBook returns the price book as it holds at t. The result is shared: do not change it.
 func (d *Directory) PriceBook(name string, t time.Time) (*control.PriceBook, bool) {
 	return get[control.PriceBook](d, control.KindPriceBook, name, t)

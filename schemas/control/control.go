@@ -20,6 +20,7 @@ const (
 	KindSource     Kind = "Source"
 	KindGatewayKey Kind = "GatewayKey"
 	KindLimit      Kind = "Limit"
+	KindGrant      Kind = "Grant"
 	KindSeries     Kind = "Series"
 
 	KindCountingRules Kind = "CountingRules"
@@ -29,7 +30,7 @@ const (
 
 // Kinds lists every kind in publishing order.
 func Kinds() []Kind {
-	return []Kind{KindMetric, KindPriceBook, KindContract, KindCountingRules, KindSeries, KindTenant, KindDispute, KindSource, KindGatewayKey, KindLimit}
+	return []Kind{KindMetric, KindPriceBook, KindContract, KindCountingRules, KindSeries, KindTenant, KindDispute, KindSource, KindGatewayKey, KindLimit, KindGrant}
 }
 
 // Document is one version of a control document as it stands on kanjo.control under the record key kind/name/version. A

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
@@ -57,6 +58,9 @@ func TestTheJSONSchemaHasTheFieldsOfTheTypes(t *testing.T) {
 			walk(typ.Elem())
 			return
 		case reflect.Struct:
+			if typ == reflect.TypeFor[time.Time]() {
+				return // a text
+			}
 		default:
 			return
 		}

@@ -36,6 +36,25 @@ type Limit struct {
 	Action     string `json:"action,omitempty"` // block (the default), throttle (the default of a throttle's window, and for that alone) or notify
 }
 
+// Grant raises a limit's maximum for a tenant from one instant until another. It is kept with who gave it and why, as every version of a control
+// document is kept; to take it back, delete it, or publish a version that ends earlier.
+type Grant struct {
+	Limit  string `json:"limit"`
+	Tenant string `json:"tenant"`
+	// Subject is one value of the limit's dimension; empty raises it for each of them.
+	Subject string `json:"subject,omitempty"`
+	// Amount is added to the maximum, in the metric's smallest unit. Several grants that hold at once add up.
+	Amount int64 `json:"amount"`
+	// The grant holds in [From, Until). Without From it holds as soon as it is published.
+	From   time.Time `json:"from,omitzero"`
+	Until  time.Time `json:"until"`
+	By     string    `json:"by"`     // who gave it
+	Reason string    `json:"reason"` // and why
+}
+
+// Holds reports whether the grant holds at t.
+func (g *Grant) Holds(t time.Time) bool { return !t.Before(g.From) && t.Before(g.Until) }
+
 // Window is over what time a limit counts.
 type Window struct {
 	Kind WindowKind

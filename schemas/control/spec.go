@@ -15,6 +15,8 @@ func NewSpec(k Kind) any {
 		return new(Series)
 	case KindLimit:
 		return new(Limit)
+	case KindGrant:
+		return new(Grant)
 	case KindPriceBook:
 		return new(PriceBook)
 	case KindContract:
