@@ -136,7 +136,7 @@ type rejectedReplayCmd struct {
 	ledgerFlags
 	Origins []string `arg:"" name:"origin" help:"topic/partition/offset, as list prints it."`
 	Grant   string   `help:"Why an event's time stands beyond what its source is trusted with; for records rejected as too_old or in_future."`
-	Value   string   `name:"value-file" help:"File with the mended event, in place of the original bytes; for one origin." type:"existingfile"`
+	Value   string   `name:"value-file" help:"File with the mended event, whole, or as data when it came in binary mode, in place of the original bytes; for one origin." type:"existingfile"`
 }
 
 func (c *rejectedReplayCmd) Run(ctx context.Context, e *env) error {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
@@ -21,7 +22,8 @@ import (
 
 // Options say how to replay.
 type Options struct {
-	// Value, when not nil, takes the place of the record's value: the event, mended.
+	// Value, when not nil, takes the place of the record's value: the event, mended. It is either a whole event, structured or flat, or,
+	// for a record in binary mode, the data whose attributes stand in the record's headers.
 	Value []byte
 	// Grant is why the event's time stands beyond its source's trust. It is only for records that were rejected for their time: those
 	// have passed the check of their door, which a grant leaves out.
@@ -43,7 +45,11 @@ func Record(r *ledger.Rejected, opts Options) (*kgo.Record, error) {
 		}
 		rec.Topic = schemas.TopicRaw // only there does the enricher honour a grant
 	}
+	whole := opts.Value != nil && schemas.ParseStructured(opts.Value, new(schemas.Input)) == nil
 	for _, h := range original(r.Headers) {
+		if whole && attribute(h.Key) {
+			continue // else the event would be read as the data of the one that it mends
+		}
 		if h.Key == schemas.HeaderReplay || opts.Grant != "" && h.Key == schemas.HeaderDoor {
 			continue
 		}
@@ -53,6 +59,11 @@ func Record(r *ledger.Rejected, opts Options) (*kgo.Record, error) {
 		rec.Headers = append(rec.Headers, kgo.RecordHeader{Key: schemas.HeaderReplay, Value: []byte(opts.Grant)})
 	}
 	return rec, nil
+}
+
+// attribute reports whether a header belongs to the event itself in one of Kafka's modes.
+func attribute(key string) bool {
+	return strings.HasPrefix(strings.ToLower(key), "ce_") || strings.EqualFold(key, "content-type")
 }
 
 // original drops the reject headers, which stand behind the record's own: the last of each name is ours.

@@ -79,3 +79,18 @@ func TestMendedValueTakesThePlaceOfTheOriginal(t *testing.T) {
 		t.Errorf("value %q, %v", rec.Value, err)
 	}
 }
+
+func TestAWholeEventLeavesTheAttributesOfTheOneThatItMendsBehind(t *testing.T) {
+	const flat = `{"event_id":"1","source":"/s","metric":"m","quantity":1}`
+	rec, err := Record(rejected(schemas.ReasonUnknownMetric), Options{Value: []byte(flat)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{schemas.HeaderRejectReason, schemas.HeaderDoor}; !slices.Equal(keys(rec), want) {
+		t.Errorf("headers %v, want %v: the event would be read as data", keys(rec), want)
+	}
+	// The data alone keeps its attributes.
+	if rec, err = Record(rejected(schemas.ReasonUnknownMetric), Options{Value: []byte(`{"metric":"m","quantity":1}`)}); err != nil || !slices.Contains(keys(rec), "ce_id") {
+		t.Errorf("headers %v, %v", keys(rec), err)
+	}
+}
