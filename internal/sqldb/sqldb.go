@@ -38,7 +38,8 @@ type Config struct {
 	DSN string
 	// Password is PostgreSQL's, when the DSN has none.
 	Password string
-	// ConnsMax bounds the connections; 8 by default. SQLite writes on one at a time, whatever it is.
+	// ConnsMax bounds PostgreSQL's connections; 8 by default. SQLite has one: its writers wait for each other by asking again and again, and in
+	// the pool they stand in a queue.
 	ConnsMax int
 	// Wait is how long a SQLite statement waits for another's lock; 5 s by default.
 	Wait time.Duration
@@ -123,7 +124,10 @@ func (c Config) Open() (*sql.DB, Engine, error) {
 		}
 	}
 	conns := c.ConnsMax
-	if conns == 0 {
+	switch {
+	case engine == SQLite:
+		conns = 1
+	case conns == 0:
 		conns = 8
 	}
 	db.SetMaxOpenConns(conns)
