@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/schemas/control"
 	"github.com/kanjo-dev/kanjo/sinks/counters"
 )
@@ -53,16 +54,33 @@ func TestASlidingWindowShowsItsSpanAndWhenTheAskFits(t *testing.T) {
 	}
 }
 
-func TestABillingPeriodIsTheTenantsMonthAndSharesItsCounter(t *testing.T) {
-	now := time.Date(2026, 7, 31, 15, 30, 0, 0, time.UTC) // August in Tokyo
-	d, err := book(t, map[string]control.Limit{
-		"bill":  {Metric: "calls", Window: "billing_period", Maximum: number(60)},
-		"month": {Metric: "calls", Window: "month", Maximum: number(50), Mode: "soft"},
-	}).Demand(Ask{Tenant: "tokyo", Amounts: map[string]int64{"calls": 1}}, now)
-	if err != nil || len(d.Legs) != 1 || len(d.Rules) != 2 || d.Legs[0].Maximum != 60 {
-		t.Fatalf("%+v, %v", d, err)
+func TestABillingPeriodIsTheOneThatInvoicesAreMadeFor(t *testing.T) {
+	limits := map[string]control.Limit{"bill": {Metric: "calls", Window: "billing_period", Maximum: number(60)}}
+	check := func(dir *directory.Directory, at, start, end time.Time) {
+		t.Helper()
+		b, err := NewBook(dir, counters.Grace{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := b.Demand(Ask{Tenant: "tokyo", Amounts: map[string]int64{"calls": 1}}, at)
+		if err != nil || len(d.Legs) != 1 {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		if w := d.Legs[0].Counters[0].Window; !w.Start.Equal(start) || !w.End.Equal(end) {
+			t.Errorf("at %s it is %s, want %s to %s", at, w, start, end)
+		}
+		if next := d.Legs[0].Counters[1].Window; !next.Start.Equal(end) {
+			t.Errorf("after %s comes %s", end, next)
+		}
 	}
-	if w := d.Legs[0].Counters[0].Window; !w.Start.Equal(time.Date(2026, 7, 31, 15, 0, 0, 0, time.UTC)) {
-		t.Errorf("%s", w)
-	}
+	tokyo := time.FixedZone("", 9*3600)
+	date := func(m time.Month, d int) time.Time { return time.Date(2026, m, d, 0, 0, 0, 0, tokyo) }
+	at := time.Date(2026, 7, 31, 15, 30, 0, 0, time.UTC) // August in Tokyo
+	check(plane(t, limits), at, date(8, 1), date(9, 1))
+	anchored := changed(t, plane(t, limits),
+		version(t, control.KindContract, "c", 1, time.Time{}, control.Contract{PriceBook: "p", AnchorDay: 21}),
+		version(t, control.KindTenant, "tokyo", 2, time.Time{}, control.Tenant{Zone: "Asia/Tokyo", Plan: "small", Contract: "c"}))
+	check(anchored, at, date(7, 21), date(8, 21))
+	check(anchored, date(8, 21).Add(-1), date(7, 21), date(8, 21))
+	check(anchored, date(8, 21), date(8, 21), date(9, 21))
 }

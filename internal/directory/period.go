@@ -11,19 +11,28 @@ import (
 
 // Period returns the tenant's billing period that begins in a month, by the zones and the anchor days that its history gives it.
 func (d *Directory) Period(tenant string, ym calendar.YearMonth) (calendar.Period, error) {
-	var history []calendar.ZoneFrom
-	for _, z := range d.Zones(tenant) {
-		zone, err := calendar.Load(z.Zone)
-		if err != nil {
-			return calendar.Period{}, fmt.Errorf("tenant %s: %w", tenant, err)
-		}
-		history = append(history, calendar.ZoneFrom{From: z.From, Zone: zone})
+	history, err := d.Periods(tenant)
+	if err != nil {
+		return calendar.Period{}, err
 	}
-	p, err := calendar.PeriodOf(d.anchored(tenant, history), ym)
+	p, err := calendar.PeriodOf(history, ym)
 	if err != nil {
 		return p, fmt.Errorf("tenant %s: %w", tenant, err)
 	}
 	return p, nil
+}
+
+// Periods returns the history by which calendar.PeriodOf gives the tenant's billing periods, empty for an unknown tenant.
+func (d *Directory) Periods(tenant string) ([]calendar.ZoneFrom, error) {
+	var history []calendar.ZoneFrom
+	for _, z := range d.Zones(tenant) {
+		zone, err := calendar.Load(z.Zone)
+		if err != nil {
+			return nil, fmt.Errorf("tenant %s: %w", tenant, err)
+		}
+		history = append(history, calendar.ZoneFrom{From: z.From, Zone: zone})
+	}
+	return d.anchored(tenant, history), nil
 }
 
 // anchored adds the anchor days of the tenant's contracts to the history of its zones.

@@ -66,7 +66,7 @@ type Window struct {
 type WindowKind string
 
 // The kinds. An hour, a day, a week and a month are of the calendar in the tenant's zone; the billing period is the one that the tenant's
-// invoices are made for, a calendar month. Total counts since ever, and concurrency what is held at once. A sliding window is the last so much
+// invoices are made for, a month from its contract's anchor day on. Total counts since ever, and concurrency what is held at once. A sliding window is the last so much
 // time. A throttle lets Maximum pass in so much time, evenly.
 const (
 	WindowHour          WindowKind = "hour"

@@ -39,11 +39,11 @@ type bucketFold struct {
 }
 
 // tenantFold is what is remembered of a tenant. Windows of the calendar are constant within an hour, so hours are the unit of
-// looking up; where parts of sliding windows are counted, what lies within one part of each.
+// looking up; where parts of sliding windows or billing periods are counted, what lies within one of each.
 type tenantFold struct {
 	bucket   uint8
 	zones    zones
-	slidings []Kind
+	narrow   []Kind      // kinds of windows that an hour may not lie in
 	hours    []*hourFold // the most recently used first
 	counters map[ID]*counter
 }
@@ -114,7 +114,7 @@ func (f *fold) tenant(name string) (*tenantFold, error) {
 	if len(z) == 0 {
 		return nil, fmt.Errorf("tenant %q: %w", name, errUnknownToControl)
 	}
-	t := &tenantFold{bucket: Bucket(name), zones: z, slidings: f.plan.slidings(name), counters: make(map[ID]*counter)}
+	t := &tenantFold{bucket: Bucket(name), zones: z, narrow: f.plan.offCalendar(name), counters: make(map[ID]*counter)}
 	f.tenants[name] = t
 	return t, nil
 }
@@ -131,9 +131,9 @@ func (t *tenantFold) hour(at time.Time) *hourFold {
 		}
 	}
 	in, _ := t.zones.window(Hour, at)
-	for _, kind := range t.slidings {
-		part := partOf(kind.part(), at)
-		in = calendar.Interval{Start: later(in.Start, part.Start), End: earlier(in.End, part.End)}
+	for _, kind := range t.narrow {
+		w, _ := t.zones.window(kind, at)
+		in = calendar.Interval{Start: later(in.Start, w.Start), End: earlier(in.End, w.End)}
 	}
 	h := &hourFold{start: in.Start.UnixNano(), end: in.End.UnixNano(), at: at}
 	t.hours = slices.Insert(t.hours, 0, h)

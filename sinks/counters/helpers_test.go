@@ -58,10 +58,12 @@ func testDocuments(tb testing.TB, n int) []control.Document {
 		document(tb, control.KindLimit, "per-user", 1, time.Time{}, control.Limit{Metric: "tokens", Per: "user", Window: "hour"}),
 		document(tb, control.KindLimit, "weekly", 1, time.Time{}, control.Limit{Metric: "tokens", Window: "week"}),
 		document(tb, control.KindLimit, "recent", 1, time.Time{}, control.Limit{Metric: "tokens", Window: "sliding:6h"}),
+		document(tb, control.KindLimit, "bill", 1, time.Time{}, control.Limit{Metric: "tokens", Window: "billing_period"}),
+		document(tb, control.KindContract, "anchored", 1, time.Time{}, control.Contract{PriceBook: "none", AnchorDay: 20}),
 		document(tb, control.KindLimit, "ever", 1, time.Time{}, control.Limit{Metric: "tokens", Window: "total"}),
 	}
 	for i := range n {
-		docs = append(docs, document(tb, control.KindTenant, tenantName(i), 1, time.Time{}, control.Tenant{Zone: testZones[i%len(testZones)]}))
+		docs = append(docs, document(tb, control.KindTenant, tenantName(i), 1, time.Time{}, control.Tenant{Zone: testZones[i%len(testZones)], Contract: []string{"", "anchored"}[i%2]}))
 	}
 	return docs
 }
@@ -249,7 +251,7 @@ func (o *oracle) add(tb testing.TB, dir *directory.Directory, e *schemas.UsageEv
 	if e.Kind != schemas.KindUsage {
 		return
 	}
-	z, err := loadZones(dir.Zones(e.Tenant))
+	z, err := zonesOf(dir, e.Tenant)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -266,7 +268,7 @@ func (o *oracle) add(tb testing.TB, dir *directory.Directory, e *schemas.UsageEv
 	for _, m := range e.Measures {
 		ids := []ID{at(m.Metric, "", "", Hour), at(m.Metric, "", "", Day), at(m.Metric, "", "", Month)}
 		if m.Metric == "tokens" {
-			ids = append(ids, at(m.Metric, "", "", Week), at(m.Metric, "", "", Total), at(m.Metric, "", "", SlidingKind(6*time.Hour)))
+			ids = append(ids, at(m.Metric, "", "", Week), at(m.Metric, "", "", Total), at(m.Metric, "", "", SlidingKind(6*time.Hour)), at(m.Metric, "", "", Billing))
 			if user != "" {
 				ids = append(ids, at(m.Metric, "user", user, Hour))
 			}

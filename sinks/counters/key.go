@@ -37,11 +37,13 @@ const (
 	Week  Kind = 'w'
 	Month Kind = 'm'
 	Total Kind = 't'
+	// Billing is the period that one invoice of the tenant is made for: a month from the anchor day of its contract on.
+	Billing Kind = 'b'
 
 	sliding Kind = 's' // the lowest byte of a sliding window's kind; the others are its length in minutes
 )
 
-var kindNames = map[Kind]string{Hour: "hour", Day: "day", Week: "week", Month: "month", Total: "total"}
+var kindNames = map[Kind]string{Hour: "hour", Day: "day", Week: "week", Month: "month", Total: "total", Billing: "billing_period"}
 
 // SlidingKind returns the kind of the counters of a sliding window's parts. The length has whole minutes, so that a part, a sixtieth of it, has
 // whole seconds. Parts begin at multiples of their length since 1970.
@@ -89,7 +91,7 @@ func parseKindCode(s string) (Kind, bool) {
 }
 
 // ParseKind returns the kind of the counters that a limit's window is tested against: for all but concurrency and throttles, which no counter of
-// the log serves. A billing period is the month.
+// the log serves.
 func ParseKind(window string) (Kind, error) {
 	w, err := control.ParseWindow(window)
 	if err != nil {
@@ -98,8 +100,6 @@ func ParseKind(window string) (Kind, error) {
 	switch w.Kind {
 	case control.WindowSliding:
 		return SlidingKind(w.Length), nil
-	case control.WindowBillingPeriod:
-		return Month, nil
 	case control.WindowConcurrency, control.WindowThrottle:
 		return 0, fmt.Errorf("window %q: the log has no counter of it", window)
 	}

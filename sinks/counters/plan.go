@@ -135,11 +135,12 @@ func (p *plan) selects(l limit, tenant string) bool {
 	return l.Tenant == "" || l.Tenant == tenant
 }
 
-// slidings returns the kinds of the sliding windows that are counted of a tenant, or of any with none named, sorted.
-func (p *plan) slidings(tenant string) []Kind {
+// offCalendar returns the kinds of windows that an hour of the calendar does not lie in, as far as they are counted of a tenant, or of any with none
+// named, sorted: sliding ones, and billing periods.
+func (p *plan) offCalendar(tenant string) []Kind {
 	var out []Kind
 	for _, l := range p.limits {
-		if l.kind.part() > 0 && (tenant == "" || p.selects(l, tenant)) {
+		if (l.kind.part() > 0 || l.kind == Billing) && (tenant == "" || p.selects(l, tenant)) {
 			out = append(out, l.kind)
 		}
 	}
@@ -188,5 +189,5 @@ func (s store) mark(ctx context.Context, seen []bucketState, names []string) err
 
 // zones returns the tenant's zone history, empty for a tenant that the control plane has never known.
 func (p *plan) zones(tenant string) (zones, error) {
-	return loadZones(p.dir.Zones(tenant))
+	return zonesOf(p.dir, tenant)
 }

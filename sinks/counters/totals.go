@@ -72,7 +72,7 @@ const tenantsPerQuery = 500
 // everyTotal asks the ledger for everything that counters hold, and calls yield for each counter that lives at now.
 func everyTotal(ctx context.Context, ledger LedgerTotals, p *plan, grace Grace, fences *Fences, now time.Time, yield func(*counter, ID) error) error {
 	for _, g := range p.groups(now) {
-		for _, kind := range append([]Kind{Hour, Day, Week, Month, Total}, p.slidings("")...) {
+		for _, kind := range append([]Kind{Hour, Day, Week, Month, Total}, p.offCalendar("")...) {
 			bounds, zone := g.bounds(kind, grace, now)
 			for _, q := range p.queries(g.tenants, kind, now) {
 				q.Fences, q.Bounds, q.Every = fences, bounds, kind.part()
@@ -144,13 +144,20 @@ func (p *plan) groups(now time.Time) []group {
 	byHistory := make(map[string]*group)
 	var out []*group
 	for _, tenant := range p.dir.Names(control.KindTenant, now) {
+		periods, err := p.dir.Periods(tenant)
+		if err != nil {
+			continue // apply lets no such zone in
+		}
 		history := p.dir.Zones(tenant)
 		key := fmt.Sprint(history)
+		for _, h := range periods {
+			key += fmt.Sprintf(" %s %s %d", h.From, h.Zone, h.Anchor)
+		}
 		g := byHistory[key]
 		if g == nil {
-			z, err := loadZones(history)
+			z, err := zonesOf(p.dir, tenant)
 			if err != nil || len(z) == 0 {
-				continue // apply lets no such zone in
+				continue
 			}
 			g = &group{zones: z}
 			byHistory[key] = g

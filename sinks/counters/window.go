@@ -1,6 +1,7 @@
 package counters
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/kanjo-dev/kanjo/internal/calendar"
@@ -14,6 +15,30 @@ type zoneFrom struct {
 	from time.Time // zero for the first
 	name string
 	loc  *time.Location
+	// periods is, of the first entry, the history of zones and anchor days that billing periods go by.
+	periods []calendar.ZoneFrom
+}
+
+// zonesOf returns the tenant's zone history with its billing periods, empty for a tenant that the control plane has never known.
+func zonesOf(dir *directory.Directory, tenant string) (zones, error) {
+	z, err := loadZones(dir.Zones(tenant))
+	if err != nil || len(z) == 0 {
+		return z, err
+	}
+	z[0].periods, err = dir.Periods(tenant)
+	return z, err
+}
+
+// period returns the billing period that holds t.
+func (z zones) period(t time.Time) (calendar.Interval, string) {
+	y, m, _ := t.UTC().Date()
+	for n := 1; n >= -3; n-- { // a period begins at most a month after its name's beginning, and a seam may make one nearly twice as long
+		p, err := calendar.PeriodOf(z[0].periods, calendar.YearMonth{Year: y, Month: m}.Add(n))
+		if err == nil && p.Contains(t) {
+			return p.Interval, p.Zone.String()
+		}
+	}
+	panic(fmt.Sprintf("counters: no billing period holds %s; they tile time", t))
 }
 
 // loadZones loads a history. As for bills, a change takes effect at the end of the month that runs when it is made, at that same
@@ -35,7 +60,7 @@ func loadZones(history []directory.ZoneFrom) (zones, error) {
 				from, out = last.from, out[:len(out)-1]
 			}
 		}
-		out = append(out, zoneFrom{from, h.Zone, loc})
+		out = append(out, zoneFrom{from: from, name: h.Zone, loc: loc})
 	}
 	return out, nil
 }
@@ -56,6 +81,12 @@ func (z zones) window(kind Kind, t time.Time) (calendar.Interval, string) {
 	i := len(z) - 1
 	for i > 0 && t.Before(z[i].from) {
 		i--
+	}
+	if kind == Billing {
+		if len(z[0].periods) == 0 {
+			return z.window(Month, t)
+		}
+		return z.period(t)
 	}
 	w := calendarKind(kind)
 	in := calendar.Of(w, t, z[i].loc)
@@ -133,7 +164,7 @@ func (g Grace) expiry(kind Kind, window calendar.Interval, now time.Time) time.T
 		return window.End.Add(g.Day)
 	case Week:
 		return window.End.Add(g.Week)
-	case Month:
+	case Month, Billing:
 		return window.End.Add(g.Month)
 	}
 	if part := kind.part(); part > 0 {

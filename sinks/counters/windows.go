@@ -19,7 +19,7 @@ type Calendar struct {
 
 // CalendarOf returns the tenant's calendar. grace must be the sink's.
 func CalendarOf(dir *directory.Directory, tenant string, grace Grace) (Calendar, error) {
-	z, err := loadZones(dir.Zones(tenant))
+	z, err := zonesOf(dir, tenant)
 	return Calendar{zones: z, grace: grace.withDefaults()}, err
 }
 
