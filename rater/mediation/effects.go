@@ -44,28 +44,9 @@ type EffectTotal struct {
 func (e *Effect) changes() bool { return e.Count != control.CountAsSent || e.Times > 1 }
 
 // condition selects the rows that the effect takes, if none before it did.
-func (e *Effect) condition() string {
-	var all []string
+func (b *Batch) condition(e *Effect) string {
+	all := []string{b.senders(e.Of)}
 	and := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
-	var pairs, tenants []string
-	for _, s := range e.Of {
-		if s.Source == "" {
-			tenants = append(tenants, text(s.Tenant))
-		} else {
-			pairs = append(pairs, "("+text(s.Tenant)+", "+text(s.Source)+")")
-		}
-	}
-	var of []string
-	if len(pairs) > 0 {
-		of = append(of, "(tenant, source) IN ("+strings.Join(pairs, ", ")+")")
-	}
-	if len(tenants) > 0 {
-		of = append(of, "tenant IN ("+strings.Join(tenants, ", ")+")")
-	}
-	if len(of) == 0 {
-		return "0"
-	}
-	and("(%s)", strings.Join(of, " OR "))
 	if !e.From.IsZero() {
 		and("occurred_at >= %s", instant(e.From))
 	}
@@ -84,6 +65,42 @@ func (e *Effect) condition() string {
 	return strings.Join(all, " AND ")
 }
 
+// senders selects the rows of some senders. A source that all tenants of the batch share is named once.
+func (b *Batch) senders(of []Sender) string {
+	bySource := make(map[string]map[string]bool)
+	for _, s := range of {
+		if bySource[s.Source] == nil {
+			bySource[s.Source] = make(map[string]bool)
+		}
+		bySource[s.Source][s.Tenant] = true
+	}
+	var conditions, whole, pairs []string
+	for _, source := range slices.Sorted(maps.Keys(bySource)) {
+		tenants := slices.Sorted(maps.Keys(bySource[source]))
+		all := !slices.ContainsFunc(b.Tenants, func(t string) bool { return !bySource[source][t] })
+		switch {
+		case source == "":
+			conditions = append(conditions, "tenant IN ("+texts(tenants)+")")
+		case all:
+			whole = append(whole, source)
+		default:
+			for _, t := range tenants {
+				pairs = append(pairs, "("+texts([]string{t, source})+")")
+			}
+		}
+	}
+	if len(whole) > 0 {
+		conditions = append(conditions, "source IN ("+texts(whole)+")")
+	}
+	if len(pairs) > 0 {
+		conditions = append(conditions, "(tenant, source) IN ("+strings.Join(pairs, ", ")+")")
+	}
+	if len(conditions) == 0 {
+		return "0"
+	}
+	return "(" + strings.Join(conditions, " OR ") + ")"
+}
+
 // rule is the number of the effect that decides about a row, counted from 1; 0 when none does or it changes nothing.
 func (b *Batch) rule() string {
 	var cases strings.Builder
@@ -93,39 +110,44 @@ func (b *Batch) rule() string {
 		if b.Effects[i].changes() {
 			n = i + 1
 		}
-		fmt.Fprintf(&cases, "%s, %d, ", b.Effects[i].condition(), n)
+		fmt.Fprintf(&cases, "%s, %d, ", b.condition(&b.Effects[i]), n)
 	}
 	cases.WriteString("0))")
 	return cases.String()
 }
 
-// counted is a row's units under its rule.
+// counted is a row's units under its rule. The numbers of the rules are looked up instead of being compared one by one: the engine takes far longer
+// to read a long query than to run it.
 func (b *Batch) counted() string {
-	var cases strings.Builder
+	units := "toInt128(units)"
+	if ones := b.numbers(func(e *Effect) bool { return e.Count == control.CountOne }); ones != "" {
+		units = "if(rule IN (" + ones + "), toInt128(intExp10(scale)), toInt128(units))"
+	}
+	var rules, times []string
 	for i := range b.Effects {
-		e := &b.Effects[i]
-		times := max(e.Times, 1)
-		switch {
-		case !e.changes():
-		case e.Count == control.CountNone:
-			fmt.Fprintf(&cases, "rule = %d, toInt128(0), ", i+1)
-		case e.Count == control.CountOne:
-			fmt.Fprintf(&cases, "rule = %d, toInt128(toInt128(intExp10(scale)) * %d), ", i+1, times)
-		default:
-			fmt.Fprintf(&cases, "rule = %d, toInt128(toInt128(units) * %d), ", i+1, times)
+		if e := &b.Effects[i]; e.Times > 1 {
+			rules, times = append(rules, fmt.Sprint(i+1)), append(times, fmt.Sprint(e.Times))
 		}
 	}
-	if cases.Len() == 0 {
-		return "toInt128(units)"
+	if len(rules) > 0 {
+		units = fmt.Sprintf("toInt128(%s * transform(rule, [%s], [%s], 1))", units, strings.Join(rules, ", "), strings.Join(times, ", "))
 	}
-	return "multiIf(" + cases.String() + "toInt128(units))"
+	if aside := b.setAside(); aside != "" {
+		units = "if(rule IN (" + aside + "), toInt128(0), " + units + ")"
+	}
+	return units
 }
 
 // setAside lists the numbers of the effects that leave nothing, "" when there is none.
 func (b *Batch) setAside() string {
+	return b.numbers(func(e *Effect) bool { return e.Count == control.CountNone })
+}
+
+// numbers lists the numbers of the effects for which the function holds.
+func (b *Batch) numbers(is func(*Effect) bool) string {
 	var list []string
 	for i := range b.Effects {
-		if b.Effects[i].Count == control.CountNone {
+		if is(&b.Effects[i]) {
 			list = append(list, fmt.Sprint(i+1))
 		}
 	}
@@ -135,7 +157,8 @@ func (b *Batch) setAside() string {
 // ruled selects the rows with the number of the effect that decides and the units that count. Without effects it is rows, whose columns
 // are then what counts.
 func (q *query) ruled() string {
-	return fmt.Sprintf("SELECT *, %s AS rule, %s AS counted FROM (%s)", q.batch.rule(), q.batch.counted(), q.rows())
+	// In one SELECT the engine would put all of rule's text in place of each mention of it.
+	return fmt.Sprintf("SELECT *, %s AS counted FROM (SELECT *, %s AS rule FROM (%s))", q.batch.counted(), q.batch.rule(), q.rows())
 }
 
 // metered selects the rows that are billed, with the units that count in the column units.

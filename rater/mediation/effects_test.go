@@ -219,3 +219,35 @@ func TestRulesPartitionWhatWasReported(t *testing.T) {
 		}
 	}
 }
+
+// A batch of the largest size, with rules about a source that all share and about a source of each tenant, and a dispute of as many ids as one may have.
+func TestManyRulesAndALongDisputeFitIntoAQuery(t *testing.T) {
+	conn := database(t)
+	var b Batch
+	var of []Sender
+	for i := range 250 {
+		tenant := fmt.Sprintf("a-tenant-with-a-long-name-%03d", i)
+		b.Tenants = append(b.Tenants, tenant)
+		of = append(of, Sender{tenant, "/n8n"}, Sender{tenant, "/tenants/" + tenant + "/server"})
+	}
+	b.Start, b.End = july, august
+	b.Metrics = map[string]Metric{"workflow_run": {Aggregation: control.Sum}}
+	var ids []string
+	for i := range 10_000 {
+		ids = append(ids, fmt.Sprintf("execution-%032d", i))
+	}
+	b.Effects = []Effect{{Of: of[:1], IDs: ids, Count: control.CountNone}}
+	for i := range 30 {
+		b.Effects = append(b.Effects, Effect{Of: of, From: july, Until: august, Metric: "workflow_run", When: map[string][]string{"mode": {fmt.Sprint("mode", i)}}, Count: control.CountNone})
+	}
+	insert(t, conn,
+		entry{run(b.Tenants[0], ids[9_999], july, "trigger", "", 1), 1, 0, 0}, entry{run(b.Tenants[0], "2", july, "trigger", "", 1), 1, 0, 1},
+		entry{run(b.Tenants[249], ids[0], july, "trigger", "", 1), 1, 0, 2}, entry{run(b.Tenants[249], "3", july, "mode29", "", 1), 1, 0, 3},
+	)
+	r := mediate(t, conn, b)
+	for _, tenant := range []string{b.Tenants[0], b.Tenants[249]} {
+		if got, want := show(r[tenant].Usage[0]), "workflow_run: 1 of 1"; got != want || len(r[tenant].Effects) != 1 {
+			t.Errorf("%s used %s and %s, want %s", tenant, got, showEffects(r[tenant]), want)
+		}
+	}
+}

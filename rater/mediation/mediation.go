@@ -103,6 +103,12 @@ func OpenProven(conn driver.Conn, cut Cut, proof Proof) *Ledger {
 // ErrChanged is matched when rows below a proved cut are not those that were proved: audit again.
 var ErrChanged = errors.New("the ledger has changed below the cut since it was audited")
 
+// Bounds of a query's text, far above what 250 tenants with their rules and a handful of disputes need.
+const (
+	queryBytesMax    = 256 << 20
+	queryElementsMax = 50_000_000
+)
+
 // settings keep the engine's memory bounded, and the result independent of a server's profile.
 func settings(ctx context.Context) context.Context {
 	return clickhouse.Context(ctx, clickhouse.WithSettings(clickhouse.Settings{
@@ -112,6 +118,10 @@ func settings(ctx context.Context) context.Context {
 		"transform_null_in":                  0,
 		"max_result_rows":                    0,
 		"max_execution_time":                 0,
+		// The ids of a dispute and the senders that a rule is about stand in the text of a query.
+		"max_query_size":            queryBytesMax,
+		"max_ast_elements":          queryElementsMax,
+		"max_expanded_ast_elements": queryElementsMax,
 	}))
 }
 
