@@ -52,7 +52,7 @@ func benchEvents(b *testing.B) int {
 }
 
 // BenchmarkMediation compares, over the same rows: the bare GROUP BY by four dimensions, the exact totals, and all that a close asks of the ledger
-// (totals, digests, and where nothing is proved the search for identities that stand twice). Run it with KANJO_BENCH_EVENTS=10000000.
+// (totals, digests, and where nothing is proved the search for identities that stand twice), and that with three counting rules. Run it with KANJO_BENCH_EVENTS=10000000.
 func BenchmarkMediation(b *testing.B) {
 	events := benchEvents(b)
 	conn := generate(b, events)
@@ -131,5 +131,26 @@ func BenchmarkMediation(b *testing.B) {
 		}
 	}
 	b.Run("proven", whole(func(context.Context) (*Ledger, error) { return OpenProven(conn, cut, Proof{Rows: uint64(events)}), nil }))
+	b.Run("ruled", func(b *testing.B) {
+		l := OpenProven(conn, cut, Proof{Rows: uint64(events)})
+		perEvent(b, func() {
+			eachBatch(b, func(batch Batch) {
+				var of []Sender
+				for i := range 50 {
+					for _, tenant := range batch.Tenants {
+						of = append(of, Sender{tenant, fmt.Sprint("/source/", i)})
+					}
+				}
+				batch.Effects = []Effect{
+					{Of: of, Metric: "calls", When: map[string][]string{"region": {"region-3"}}, Count: control.CountNone},
+					{Of: of, Metric: "calls", When: map[string][]string{"model": {"model-1", "model-2"}}, Count: control.CountOne},
+					{Of: of, Metric: "tokens", When: map[string][]string{"model": {"model-7"}}, Count: control.CountAsSent, Times: 2},
+				}
+				if _, err := l.Mediate(b.Context(), batch); err != nil {
+					b.Fatal(err)
+				}
+			})
+		})
+	})
 	b.Run("unproven", whole(func(ctx context.Context) (*Ledger, error) { return Open(ctx, conn, cut) }))
 }

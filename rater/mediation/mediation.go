@@ -353,7 +353,7 @@ func (q *query) segment() string {
 }
 
 func (q *query) totals(ctx context.Context, results map[string]*Result) error {
-	err := q.aggregated(ctx, results, q.metered(), "toUInt16(0)", "toInt128(0)", q.dimensions(), func(r *Result, row *totalRow) error {
+	err := q.aggregated(ctx, results, q.metered(), "", "", q.dimensions(), func(r *Result, row *totalRow) error {
 		r.Usage[row.segment] = append(r.Usage[row.segment], row.usage)
 		r.Queries[row.segment] = row.query
 		return nil
@@ -380,10 +380,11 @@ type totalRow struct {
 	query   string // the text of the query, the same for each row
 }
 
-// aggregated calls put for each total of what from selects: by tenant, segment, metric, scale, the dimensions dims and the column rule.
+// aggregated calls put for each total of what from selects: by tenant, segment, metric, scale, the dimensions dims and, unless it is empty, the
+// column rule. counted is one more aggregate, 0 when it is empty.
 func (q *query) aggregated(ctx context.Context, results map[string]*Result, from, rule, counted string, dims []string, put func(*Result, *totalRow) error) error {
 	var query strings.Builder
-	fmt.Fprintf(&query, "SELECT tenant, %s AS segment, metric, scale, %s AS by_rule", q.segment(), rule)
+	fmt.Fprintf(&query, "SELECT tenant, %s AS segment, metric, scale, %s AS by_rule", q.segment(), cmp.Or(rule, "toUInt16(0)"))
 	for i, name := range dims {
 		names := q.metricsWith(func(m Metric) bool { return slices.Contains(m.Dimensions, name) })
 		value := "dimensions[" + text(name) + "]"
@@ -392,7 +393,7 @@ func (q *query) aggregated(ctx context.Context, results map[string]*Result, from
 		}
 		fmt.Fprintf(&query, ", %s AS d%d", value, i)
 	}
-	fmt.Fprintf(&query, ", toInt128(count()) AS events, sum(toInt128(units)) AS total, toInt128(%s) AS all_counted", counted)
+	fmt.Fprintf(&query, ", toInt128(count()) AS events, sum(toInt128(units)) AS total, %s AS all_counted", cmp.Or(counted, "toInt128(0)"))
 	// What no metric of the batch asks for is not computed.
 	aggregate := func(a control.Aggregation, column, expression string) {
 		if names := q.metricsWith(func(m Metric) bool { return m.Aggregation == a }); len(names) > 0 {
@@ -404,7 +405,10 @@ func (q *query) aggregated(ctx context.Context, results map[string]*Result, from
 	aggregate(control.Max, "highest", "maxIf(units, metric IN (METRICS))")
 	aggregate(control.Latest, "latest", "argMaxIf(units, (occurred_at, event_key), metric IN (METRICS))")
 	aggregate(control.Distinct, "different", "uniqExactIf("+q.distinctValue()+", metric IN (METRICS))")
-	fmt.Fprintf(&query, " FROM (%s) GROUP BY tenant, segment, metric, scale, by_rule", from)
+	fmt.Fprintf(&query, " FROM (%s) GROUP BY tenant, segment, metric, scale", from)
+	if rule != "" {
+		query.WriteString(", by_rule")
+	}
 	for i := range dims {
 		fmt.Fprintf(&query, ", d%d", i)
 	}

@@ -15,6 +15,14 @@ import (
 // randomBook makes a valid book over metrics m0 to m5 and dimension d.
 func randomBook(t testing.TB, rng *rand.Rand) *Book {
 	t.Helper()
+	b, err := Compile(randomSpec(rng))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func randomSpec(rng *rand.Rand) *control.PriceBook {
 	dec := func(max int64) control.Decimal {
 		return control.Decimal(fmt.Sprintf("%d.%03d", rng.Int64N(max), rng.IntN(1000)))
 	}
@@ -62,11 +70,7 @@ func randomBook(t testing.TB, rng *rand.Rand) *Book {
 	if rng.IntN(3) == 0 {
 		spec.Invoice.Minimum = dec(9000)
 	}
-	b, err := Compile(&spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return &spec
 }
 
 func randomUsage(rng *rand.Rand) []Usage {
@@ -269,4 +273,52 @@ func BenchmarkRate(b *testing.B) {
 		lines += len(rate(b, book, usage).Lines)
 	}
 	b.ReportMetric(float64(lines)/b.Elapsed().Seconds(), "lines/s")
+}
+
+// A contract that changes nothing gives the book's bill, whatever the book; a trial gives the lines and nothing to pay; and a book that
+// prices what had no price changes no line of what had one.
+func TestContractsAndExtensionsOfAnyBook(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	under := func(spec *control.PriceBook, err error) *Book {
+		t.Helper()
+		var b *Book
+		if err == nil {
+			b, err = Compile(spec)
+		}
+		if err != nil {
+			t.Fatalf("%v (seed %d)", err, seed)
+		}
+		return b
+	}
+	for range 300 {
+		spec, usage := randomSpec(rng), randomUsage(rng)
+		plain := rate(t, under(spec, nil), usage)
+		contract := &control.Contract{PriceBook: "b"}
+		if same := rate(t, under(contract.Apply(spec, false)), usage); !reflect.DeepEqual(render(&same), render(&plain)) {
+			t.Fatalf("under a contract that changes nothing:\n%v\nwithout:\n%v (seed %d)", render(&same), render(&plain), seed)
+		}
+		if trial := rate(t, under(contract.Apply(spec, true)), usage); trial.Total != 0 || trial.Tax != 0 || len(trial.Unpriced) != len(plain.Unpriced) {
+			t.Fatalf("a trial costs %v (seed %d)", render(&trial), seed)
+		}
+		more := *spec
+		more.Items = append(append([]control.PriceItem{}, spec.Items...), control.PriceItem{Key: "m6", Metric: "m6", Model: control.ModelPerUnit, Price: "3"})
+		if err := more.Extends(spec); err != nil {
+			t.Fatalf("%v (seed %d)", err, seed)
+		}
+		extended := rate(t, under(&more, nil), usage)
+		lines := make(map[string]money.Amount)
+		for i := range extended.Lines {
+			lines[extended.Lines[i].Key] = extended.Lines[i].Amount
+		}
+		for i := range plain.Lines {
+			if l := &plain.Lines[i]; l.Metric != "" && lines[l.Key] != l.Amount {
+				t.Fatalf("line %s is %d, and %d where m6 has a price too (seed %d)", l.Key, l.Amount, lines[l.Key], seed)
+			}
+		}
+		if len(extended.Unpriced) > 0 {
+			t.Fatalf("without a price are %v (seed %d)", extended.Unpriced, seed)
+		}
+	}
 }
