@@ -53,6 +53,9 @@ func (c *checker) limit(l *control.Limit) {
 		c.throttle(l, window)
 		c.thresholds(l, window)
 	}
+	if l.Durable && (window.Kind == control.WindowSliding || window.Kind == control.WindowThrottle) {
+		c.fail("spec.durable", "is for calendar windows, total and concurrency: the durable store counts no %s", window.Kind)
+	}
 	if l.Per != "" && !plainName.MatchString(l.Per) {
 		c.fail("spec.per", "%q: want the name of a dimension", l.Per)
 	}

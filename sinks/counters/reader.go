@@ -43,7 +43,7 @@ const (
 	ReasonUnpriced      Reason = "unpriced"       // a money limit holds for the ask, which has no estimated cost
 	ReasonUnsupported   Reason = "unsupported"    // a limit holds for the ask whose kind this version cannot count
 	ReasonNotLoaded     Reason = "not_loaded"     // the control plane has not been read yet
-	ReasonNoStore       Reason = "no_store"       // the gateway was started without Redis
+	ReasonNoStore       Reason = "no_store"       // the gateway was started without the store of the limit
 )
 
 // Reasons lists every reason, in the order of the declaration.
