@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -325,33 +324,6 @@ func (s *Stage) check(ctx context.Context, cl *kgo.Client) error {
 		}
 	}
 	return nil
-}
-
-// producerTimed returns those of the topics whose records bear the producers' timestamps. What a producer can choose must not
-// become IngestedAt: it would decide itself whether it is trusted with its OccurredAt.
-func producerTimed(ctx context.Context, adm *kadm.Client, topics []string) (untimed []string, err error) {
-	configs, err := adm.DescribeTopicConfigs(ctx, topics...)
-	if err != nil {
-		return nil, fmt.Errorf("read the settings of the raw topics: %w", err)
-	}
-	for _, c := range configs {
-		if errors.Is(c.Err, kerr.UnknownTopicOrPartition) {
-			continue // the door is gone
-		}
-		if c.Err != nil {
-			return nil, fmt.Errorf("read the settings of topic %s: %w", c.Name, c.Err)
-		}
-		for _, setting := range c.Configs {
-			if setting.Key == "message.timestamp.type" && setting.MaybeValue() != "LogAppendTime" {
-				untimed = append(untimed, c.Name)
-			}
-		}
-	}
-	return untimed, nil
-}
-
-func errProducerTimed(topics []string) error {
-	return fmt.Errorf("%s: producers choose the timestamps there, which become IngestedAt: set message.timestamp.type=LogAppendTime", strings.Join(topics, ", "))
 }
 
 // The metadata of a committed offset records the partition counts that held: "raw=12 valid=12".
@@ -671,31 +643,6 @@ func (s *Stage) lost(_ context.Context, _ *kgo.Client, parts map[string][]int32)
 			s.metrics.lag.DeleteLabelValues(topic, strconv.Itoa(int(p)))
 		}
 	}
-}
-
-// holdProducerTimed leaves topics unread whose timestamps cannot be trusted, such as a door that was made by hand while
-// the stage ran, and takes up again those that have been put right. The others go on.
-func (s *Stage) holdProducerTimed(ctx context.Context, cl *kgo.Client, topics []string) {
-	if len(topics) == 0 {
-		return
-	}
-	untimed, err := producerTimed(ctx, kadm.NewClient(cl), topics)
-	if err != nil {
-		s.log.Warn("settings of raw topics not known, they are held until they are", "topics", topics, "error", err)
-		untimed = topics
-	}
-	var well []string
-	for _, t := range topics {
-		if !slices.Contains(untimed, t) {
-			well = append(well, t)
-		}
-	}
-	cl.ResumeFetchTopics(well...)
-	if cl.PauseFetchTopics(untimed...); len(untimed) > 0 && err == nil {
-		err = errProducerTimed(untimed)
-		s.log.Error("raw topics are held", "error", err)
-	}
-	s.health.Set(checkTopics, err)
 }
 
 // watch asks the brokers whether they are there, for polling alone does not tell silence from an outage, and looks again
