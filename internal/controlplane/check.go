@@ -49,6 +49,8 @@ func checkAlone(e *entry) Problems {
 		c.limit(spec)
 	case *control.Grant:
 		c.grant(spec)
+	case *control.CostCatalogue:
+		c.costs(spec)
 	}
 	return c.problems
 }
@@ -367,6 +369,7 @@ func checkTogether(set Set, s *state, window time.Duration) Problems {
 		case *control.Tenant:
 			refer(e, "spec.price_book", control.KindPriceBook, v.PriceBook)
 			refer(e, "spec.contract", control.KindContract, v.Contract)
+			refer(e, "spec.cost_catalogue", control.KindCosts, v.CostCatalogue)
 			refer(e, "spec.series", control.KindSeries, v.Series)
 		case *control.Contract:
 			refer(e, "spec.price_book", control.KindPriceBook, v.PriceBook)
@@ -409,6 +412,10 @@ func checkTogether(set Set, s *state, window time.Duration) Problems {
 				refer(e, fmt.Sprintf("spec.for[%d]", i), control.KindMetric, metric)
 			}
 			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
+		case *control.CostCatalogue:
+			for i, item := range v.Costs {
+				refer(e, fmt.Sprintf("spec.costs[%d].metric", i), control.KindMetric, item.Metric)
+			}
 		case *control.Grant:
 			refer(e, "spec.tenant", control.KindTenant, v.Tenant)
 			if refer(e, "spec.limit", control.KindLimit, v.Limit) {
@@ -482,6 +489,7 @@ func danglers(set Set, s *state) Problems {
 		if t, ok := spec(s, control.KindTenant, name, s.dir.Tenant); ok {
 			uses(control.KindTenant, name, control.KindPriceBook, t.PriceBook)
 			uses(control.KindTenant, name, control.KindSeries, t.Series)
+			uses(control.KindTenant, name, control.KindCosts, t.CostCatalogue)
 		}
 	}
 	for _, name := range s.names(control.KindSource) {

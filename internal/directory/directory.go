@@ -80,6 +80,9 @@ func decode(doc control.Document) (any, error) {
 	if err := json.Unmarshal(doc.Spec, into); err != nil {
 		return nil, err
 	}
+	if catalogue, ok := into.(*control.CostCatalogue); ok { // made ready once, as every event asks for it
+		return catalogue.Compile()
+	}
 	return into, nil
 }
 
@@ -137,6 +140,11 @@ func (d *Directory) Series(name string, t time.Time) (*control.Series, bool) {
 // Limit returns the limit as it holds at t. The result is shared: do not change it.
 func (d *Directory) Limit(name string, t time.Time) (*control.Limit, bool) {
 	return get[control.Limit](d, control.KindLimit, name, t)
+}
+
+// Costs returns the cost catalogue as it holds at t, ready to reckon with. The result is shared.
+func (d *Directory) Costs(name string, t time.Time) (*control.Costs, bool) {
+	return get[control.Costs](d, control.KindCosts, name, t)
 }
 
 // Grant returns the grant as it holds at t; its own from and until are the caller's to compare. The result is shared: do not change it.

@@ -21,6 +21,7 @@ const (
 	KindGatewayKey Kind = "GatewayKey"
 	KindLimit      Kind = "Limit"
 	KindGrant      Kind = "Grant"
+	KindCosts      Kind = "CostCatalogue"
 	KindSeries     Kind = "Series"
 
 	KindCountingRules Kind = "CountingRules"
@@ -30,7 +31,7 @@ const (
 
 // Kinds lists every kind in publishing order.
 func Kinds() []Kind {
-	return []Kind{KindMetric, KindPriceBook, KindContract, KindCountingRules, KindSeries, KindTenant, KindDispute, KindSource, KindGatewayKey, KindLimit, KindGrant}
+	return []Kind{KindMetric, KindPriceBook, KindCosts, KindContract, KindCountingRules, KindSeries, KindTenant, KindDispute, KindSource, KindGatewayKey, KindLimit, KindGrant}
 }
 
 // Document is one version of a control document as it stands on kanjo.control under the record key kind/name/version. A
@@ -93,6 +94,8 @@ type Tenant struct {
 	PriceBook string `json:"price_book,omitempty"`
 	// Contract names the tenant's own contract, which names the price book; PriceBook is empty then.
 	Contract string `json:"contract,omitempty"`
+	// CostCatalogue names the list prices that limits on money count by; empty means that its usage has no list cost.
+	CostCatalogue string `json:"cost_catalogue,omitempty"`
 	// Series names the numbering series of the tenant's documents.
 	Series string `json:"series,omitempty"`
 	// Plan selects limits; Labels are free.

@@ -15,6 +15,8 @@ func NewSpec(k Kind) any {
 		return new(Series)
 	case KindLimit:
 		return new(Limit)
+	case KindCosts:
+		return new(CostCatalogue)
 	case KindGrant:
 		return new(Grant)
 	case KindPriceBook:
