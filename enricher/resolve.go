@@ -51,7 +51,8 @@ func Resolve(in *schemas.Input, meta RawMeta, dir *directory.Directory, out *sch
 	if refusal != nil {
 		return refusal
 	}
-	if _, ok := dir.Tenant(tenant, meta.IngestedAt); !ok {
+	spec, ok := dir.Tenant(tenant, meta.IngestedAt)
+	if !ok {
 		if in.TenantClaim == "" {
 			return refuse(schemas.ReasonUnknownTenant, "source", "is bound to %q, which is not a tenant of the control plane", tenant)
 		}
@@ -83,6 +84,7 @@ func Resolve(in *schemas.Input, meta RawMeta, dir *directory.Directory, out *sch
 	if len(out.Measures) == 0 && in.Kind != schemas.KindCancel {
 		return refuse(schemas.ReasonNoPositiveMeasure, in.MeasuresField(), "holds no quantity above zero")
 	}
+	out.ListCost = listCost(dir, spec, out)
 	out.Key = schemas.KeyOf(in.Source, in.ID)
 	out.Digest = schemas.ContentDigest(in, out.Measures, tenant)
 	return nil
