@@ -20,6 +20,8 @@ type Ask struct {
 	Tenant   string
 	Subjects map[string]string // dimension to value: user, workflow, api_key
 	Amounts  map[string]int64  // by metric, in its smallest unit, above zero; list costs under counters.ListCostMetric
+	// priced is the list cost that the tenant's catalogue gave, also when it is nothing; empty where there is none.
+	priced string
 }
 
 // AskError says that the ask is wrong, and would be however often it were repeated.
@@ -215,6 +217,9 @@ func (b *Book) demand(ask Ask, now time.Time, strict bool) (Demand, error) {
 	if err != nil {
 		return Demand{}, fmt.Errorf("tenant %q: %w", ask.Tenant, err)
 	}
+	if strict {
+		ask = b.price(ask, tenant, now)
+	}
 	rules, err := b.rules(ask, tenant, now, strict)
 	if err != nil {
 		return Demand{}, err
@@ -276,6 +281,9 @@ func (b *Book) rules(ask Ask, tenant *control.Tenant, now time.Time, strict bool
 		if _, asked := ask.Amounts[l.Metric]; !asked {
 			if !strict {
 				continue
+			}
+			if ask.priced == l.Metric && len(l.For) == 0 {
+				continue // it costs nothing
 			}
 			if isMoney(l.Metric) {
 				return nil, &counters.CannotCountError{Tenant: ask.Tenant, Reason: counters.ReasonUnpriced,
