@@ -86,7 +86,7 @@ func (c *closing) final() ([]*planned, error) {
 
 func (c *closing) adjustments(ctx context.Context, cuts []*document.Cut) error {
 	done := 0
-	for _, batch := range batches(cuts) {
+	for _, batch := range c.computer.batches(cuts) {
 		c.Progress(Progress{Step: "document", Done: done, Total: len(cuts)})
 		bodies, err := c.batch(ctx, batch)
 		if err != nil {

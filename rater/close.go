@@ -505,7 +505,7 @@ const (
 // documents computes and issues, batch by batch.
 func (c *closing) documents(ctx context.Context, cuts []*document.Cut) error {
 	done := 0
-	for _, batch := range batches(cuts) {
+	for _, batch := range c.computer.batches(cuts) {
 		c.Progress(Progress{Step: "document", Done: done, Total: len(cuts)})
 		bodies, err := c.batch(ctx, batch)
 		if err != nil {

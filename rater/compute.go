@@ -58,24 +58,33 @@ func newComputer(dir *directory.Directory, open func(context.Context, document.L
 	return computer{dir: dir, books: make(map[string]*pricebook.Version), open: open}
 }
 
-// batches groups cuts whose usage one query can answer for: same log cut, bounds, and books, and each tenant once; each group sorted by tenant
-// and cut to tenantsPerBatch. The groups are in a fixed order.
-func batches(cuts []*document.Cut) [][]*document.Cut {
-	key := func(c *document.Cut) string {
+// batches groups cuts whose usage one query can answer for: same log cut and bounds, prices that distinguish the same dimensions, and each tenant
+// once. Each group is sorted by tenant and cut to tenantsPerBatch; the groups are in a fixed order. Tenants with contracts of their own share a
+// query like others: what they pay does not matter to what they used.
+func (c *computer) batches(cuts []*document.Cut) [][]*document.Cut {
+	key := func(cut *document.Cut) string {
 		var k strings.Builder
 		// Two waves of a tenant may have the same log and other disputes.
-		fmt.Fprint(&k, c.Log.Epoch, c.Log.Offsets, c.Start.UnixNano(), c.End.UnixNano(), c.Wave)
-		for _, s := range c.Segments {
-			fmt.Fprintf(&k, "|%d %s", s.Start.UnixNano(), bookKey(s))
+		fmt.Fprint(&k, cut.Log.Epoch, cut.Log.Offsets, cut.Start.UnixNano(), cut.End.UnixNano(), cut.Wave)
+		versions, err := c.versions(cut)
+		for i, s := range cut.Segments {
+			fmt.Fprintf(&k, "|%d", s.Start.UnixNano())
+			if err != nil || versions[i] == nil {
+				continue
+			}
+			for _, m := range cut.Metrics {
+				fmt.Fprintf(&k, " %q", versions[i].Spec.PriceDimensions(m.Name))
+			}
 		}
-		for _, m := range c.Metrics {
+		for _, m := range cut.Metrics {
 			fmt.Fprintf(&k, "|%s %s %s", m.Name, m.Aggregation, m.Distinct)
 		}
 		return k.String()
 	}
 	groups := make(map[string][]*document.Cut)
-	for _, c := range cuts {
-		groups[key(c)] = append(groups[key(c)], c)
+	for _, cut := range cuts {
+		k := key(cut)
+		groups[k] = append(groups[k], cut)
 	}
 	var out [][]*document.Cut
 	for _, g := range groups {
@@ -89,25 +98,37 @@ func batches(cuts []*document.Cut) [][]*document.Cut {
 // bodies computes one batch, in the order of its tenants. What is wrong with one tenant is said in its result; an error means that
 // the batch could not be computed.
 func (c *computer) bodies(ctx context.Context, batch []*document.Cut) ([]computed, error) {
-	out := make([]computed, 0, len(batch))
-	versions, err := c.versions(batch[0])
-	if err != nil {
-		for _, cut := range batch {
-			out = append(out, computed{cut: cut, err: fmt.Errorf("tenant %s for %s: %w", cut.Tenant, cut.Period, err)})
+	out := make([]computed, len(batch))
+	versions := make(map[*document.Cut][]*pricebook.Version, len(batch))
+	var sound []*document.Cut
+	for i, cut := range batch {
+		out[i].cut = cut
+		of, err := c.versions(cut)
+		if err != nil {
+			out[i].err = fmt.Errorf("tenant %s for %s: %w", cut.Tenant, cut.Period, err)
+			continue
 		}
+		versions[cut], sound = of, append(sound, cut)
+	}
+	if len(sound) == 0 {
 		return out, nil
 	}
-	effects, err := c.effects(batch)
+	effects, err := c.effects(sound)
 	if err != nil {
 		return nil, err
 	}
-	results, err := c.mediate(ctx, batch, versions, effects)
+	results, err := c.mediate(ctx, sound, versions[sound[0]], effects)
 	if err != nil {
-		return nil, fmt.Errorf("mediate %d tenants from %s for %s: %w", len(batch), batch[0].Tenant, batch[0].Period, err)
+		return nil, fmt.Errorf("mediate %d tenants from %s for %s: %w", len(sound), sound[0].Tenant, sound[0].Period, err)
 	}
-	for _, cut := range batch {
-		made := computed{cut: cut, result: results[cut.Tenant]}
-		if made.body, made.err = c.body(cut, versions, results[cut.Tenant], effects); made.err == nil {
+	for i := range out {
+		made := &out[i]
+		if made.err != nil {
+			continue
+		}
+		cut := made.cut
+		made.result = results[cut.Tenant]
+		if made.body, made.err = c.body(cut, versions[cut], made.result, effects); made.err == nil {
 			made.bytes, made.err = document.Canonical(made.body)
 		}
 		if made.err == nil && !made.adjusts() {
@@ -116,7 +137,6 @@ func (c *computer) bodies(ctx context.Context, batch []*document.Cut) ([]compute
 		if made.err != nil {
 			made.err = fmt.Errorf("rate tenant %s for %s: %w", cut.Tenant, cut.Period, made.err)
 		}
-		out = append(out, made)
 	}
 	return out, nil
 }

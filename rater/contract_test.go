@@ -241,3 +241,35 @@ func TestALaterVersionPricesWhatHadNoPriceAndNothingElse(t *testing.T) {
 		t.Errorf("verify: %v, %s, %d made again", err, findings(report), report.Recomputed)
 	}
 }
+
+// A query answers for tenants with contracts of their own as for others; only what their prices distinguish tells batches apart.
+func TestContractsDoNotMakeBatchesOfTheirOwn(t *testing.T) {
+	docs := []control.Document{}
+	for i := range 10 {
+		name := fmt.Sprint("c", i)
+		terms := control.Contract{PriceBook: "standard", Overrides: []control.Override{{Item: "calls", Price: control.Decimal(fmt.Sprint(i))}}}
+		docs = append(docs, doc(control.KindContract, name, 1, "", terms), doc(control.KindTenant, name, 1, "", contracted("Asia/Tokyo", name)))
+	}
+	anchored := control.Contract{PriceBook: "standard", AnchorDay: 15}
+	docs = append(docs, doc(control.KindContract, "anchored", 1, "", anchored), doc(control.KindTenant, "anchored", 1, "", contracted("Asia/Tokyo", "anchored")))
+	plain := testBook
+	plain.Items = testBook.Items[:1] // no dimension of tokens
+	docs = append(docs, doc(control.KindPriceBook, "plain", 1, "", plain), doc(control.KindTenant, "plain", 1, "", testTenant("Asia/Tokyo", "plain")))
+	dir := controlPlane(t, 5, docs...)
+	var cuts []*document.Cut
+	for _, tenant := range dir.Names(control.KindTenant, july) {
+		p, err := plan(dir, sendersOf(dir), tenant, ym(t, "2026-07"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cuts = append(cuts, &p.cut)
+	}
+	c := newComputer(dir, nil)
+	var sizes []int
+	for _, b := range c.batches(cuts) {
+		sizes = append(sizes, len(b))
+	}
+	if got := fmt.Sprint(sizes); got != "[1 15 1]" {
+		t.Errorf("batches of %s tenants: want the anchored one, those whose prices tell models apart, and the plain one", got)
+	}
+}

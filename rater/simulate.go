@@ -93,7 +93,7 @@ func Simulate(ctx context.Context, deps Deps, opts SimulateOptions) (*Simulation
 	computer := newComputer(deps.Directory, ledgers.open)
 	computer.books[bookKey(document.CutSegment{Book: opts.Book.Name, Version: opts.Book.Number, SHA256: opts.Book.SHA256})] = opts.Book
 	done := 0
-	for _, batch := range batches(simulated) {
+	for _, batch := range computer.batches(simulated) {
 		deps.Progress(Progress{Step: "simulate", Done: done, Total: len(simulated)})
 		bodies, err := computer.bodies(ctx, batch)
 		if err != nil {

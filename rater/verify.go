@@ -291,7 +291,7 @@ func (v *verifier) recompute(ctx context.Context, bodies []verifiable) error {
 		return err
 	}
 	done := 0
-	for _, batch := range batches(cuts) {
+	for _, batch := range v.computer.batches(cuts) {
 		v.deps.Progress(Progress{Step: "verify", Done: done, Total: len(cuts)})
 		made, err := v.computer.bodies(ctx, batch)
 		if err != nil {
