@@ -100,7 +100,7 @@ func newRig(tb testing.TB, name string, broker string, database sqldb.Config) *r
 	}
 	defer cl.Close()
 	r.cfg.Topic = fmt.Sprint(r.cfg.Topic, ".", time.Now().UnixNano())
-	if err := kafka.EnsureTopics(tb.Context(), cl, []schemas.TopicSpec{{Name: r.cfg.Topic, Retention: -1, MaxMessageBytes: 1 << 20}}, partitions, 1); err != nil {
+	if err := kafka.EnsureTopics(tb.Context(), cl, []schemas.TopicSpec{{Name: r.cfg.Topic, Retention: -1, MaxMessageBytes: 1 << 20, AppendTime: true}}, partitions, 1); err != nil {
 		tb.Fatal(err)
 	}
 	if err := r.dialect.Migrate(tb.Context(), r.db); err != nil {
