@@ -95,8 +95,11 @@ func (c Config) Options() (*redis.UniversalOptions, error) {
 		Addrs: c.Addrs, IsClusterMode: c.Cluster, MasterName: c.SentinelMaster,
 		SentinelUsername: c.SentinelUser, SentinelPassword: c.SentinelPassword,
 		Username: c.User, Password: c.Password, DB: c.DB,
-		ClientName:    "kanjo",
-		MaxRetries:    -1, // 0 would mean 3
+		ClientName: "kanjo",
+		MaxRetries: -1, // 0 would mean 3
+		// Of a Cluster: neither follow MOVED and ASK nor try again after an error, both of which go-redis does in one loop. To follow ASK
+		// is wrong besides: on the node that a slot is being moved to, a key that has not come yet looks like one that does not exist.
+		MaxRedirects:  -1,
 		DialerRetries: 1,
 		DialTimeout:   pick(c.DialTimeout, time.Second),
 		ReadTimeout:   timeout, WriteTimeout: timeout, PoolTimeout: timeout,
@@ -120,8 +123,17 @@ func (c Config) NewClient() (redis.UniversalClient, error) {
 		return nil, err
 	}
 	silence()
+	if c.SentinelMaster == "" && (c.Cluster || len(c.Addrs) > 1) {
+		cluster := o.Cluster()
+		cluster.ClusterStateReloadInterval = clusterLookEvery
+		return redis.NewClusterClient(cluster), nil
+	}
 	return redis.NewUniversalClient(o), nil
 }
+
+// clusterLookEvery is how old a client's knowledge of the Cluster may grow. A node that says MOVED makes it look at once; one that is dead says
+// nothing, and go-redis would go on asking it for a minute.
+const clusterLookEvery = time.Second
 
 // Reach returns nil when the server answers, and otherwise why it does not.
 func (c Config) Reach(ctx context.Context) error {

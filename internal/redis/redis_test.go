@@ -30,7 +30,7 @@ func TestClientsNeverRetryByThemselves(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.MaxRetries != -1 || !o.ContextTimeoutEnabled {
-		t.Errorf("MaxRetries %d, ContextTimeoutEnabled %v: want -1 and true", o.MaxRetries, o.ContextTimeoutEnabled)
+	if o.MaxRetries != -1 || o.MaxRedirects != -1 || !o.ContextTimeoutEnabled {
+		t.Errorf("MaxRetries %d, MaxRedirects %d, ContextTimeoutEnabled %v: want -1, -1 and true", o.MaxRetries, o.MaxRedirects, o.ContextTimeoutEnabled)
 	}
 }
