@@ -30,7 +30,7 @@ type countersServeCmd struct {
 	redisFlags
 	durableFlags
 	Group   string        `env:"-" help:"Consumer group." default:"kanjo-counters"`
-	MaxHold time.Duration `help:"Longest life of a reservation's hold. So long hard limits stay shut after Redis has lost its state." default:"1h"`
+	MaxHold time.Duration `help:"Longest life of a reservation's hold. So long hard limits stay shut after Redis has lost its state." default:"15m"`
 }
 
 func (c *countersServeCmd) Run(ctx context.Context, e *env) error {

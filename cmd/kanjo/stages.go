@@ -201,6 +201,10 @@ type gatewayCmd struct {
 	Listen   string `help:"Address of the door." default:":8080"`
 	CertFile string `help:"PEM certificate: speak HTTPS. Without it, stand behind something that does." type:"existingfile"`
 	KeyFile  string `help:"PEM key of the certificate." type:"existingfile"`
+
+	InFlightBytesMax       int           `help:"Bytes of bodies that are being read or whose events Kafka has not acknowledged." default:"134217728"`
+	InFlightBytesPerKeyMax int           `help:"Of them, those of one key; 0 is half." default:"0"`
+	BodyTimeout            time.Duration `help:"How long a client may take to send its body." default:"10s"`
 }
 
 func (c *gatewayCmd) Run(ctx context.Context, e *env) error {
@@ -239,6 +243,7 @@ func (c *gatewayCmd) Run(ctx context.Context, e *env) error {
 			door, err := gateway.New(gateway.Config{
 				Kafka: kafka, Control: follower, Usage: counters.NewReader(rdb, follower, counters.Grace{}), Admission: counters.NewAdmitter(fast), Durable: capped, Touched: counters.NewTouches(rdb),
 				Listen: c.Listen, CertFile: c.CertFile, KeyFile: c.KeyFile,
+				InFlightBytesMax: c.InFlightBytesMax, InFlightBytesPerKeyMax: c.InFlightBytesPerKeyMax, BodyTimeout: c.BodyTimeout,
 			}, log, reg, health)
 			return following{door, follower}, err
 		})
