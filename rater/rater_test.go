@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,8 +15,6 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2"
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	chconfig "github.com/kanjo-dev/kanjo/internal/clickhouse"
@@ -65,7 +62,7 @@ func newWorld(t testing.TB, dir *directory.Directory) *world {
 func newWorldOn(t testing.TB, dir *directory.Directory, ch *engines.ClickHouse) *world {
 	t.Helper()
 	worlds++
-	broker := engines.SharedKafka(t)
+	broker := engines.EmptiedKafka(t)
 	w := &world{
 		TB: t, broker: broker, ch: ch, database: fmt.Sprint("world", worlds), dir: dir, now: time.Date(2026, 8, 10, 0, 0, 0, 0, time.UTC),
 		kafka: kafka.Config{
@@ -94,7 +91,6 @@ func newWorldOn(t testing.TB, dir *directory.Directory, ch *engines.ClickHouse) 
 		t.Fatal(err)
 	}
 	t.Cleanup(w.client.Close)
-	w.forgetTheWorldBefore()
 	topics := schemas.Topics(schemas.DedupWindow)
 	for i := range topics {
 		topics[i].Retention = -1 // the events are of a month that may be long past on the broker's clock: it would delete them
@@ -102,7 +98,6 @@ func newWorldOn(t testing.TB, dir *directory.Directory, ch *engines.ClickHouse) 
 	if err := kafka.EnsureTopics(t.Context(), w.client, topics, testPartitions, 1); err != nil {
 		t.Fatal(err)
 	}
-	w.waitForTopics()
 	stage, err := ledger.New(ledger.Config{
 		Kafka: w.kafka, ClickHouse: chconfig.Config{Addr: ch.Addr, Database: w.database}, BatchInterval: 50 * time.Millisecond,
 	}, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})), prometheus.NewRegistry(), ops.NewHealth())
@@ -124,41 +119,6 @@ func newWorldOn(t testing.TB, dir *directory.Directory, ch *engines.ClickHouse) 
 		return err == nil && n > 0
 	})
 	return w
-}
-
-// forgetTheWorldBefore deletes the topics and the position of the ledger that the test before left on the broker. It returns when the
-// broker has forgotten them: its answer to a deletion comes before that.
-func (w *world) forgetTheWorldBefore() {
-	w.Helper()
-	adm := kadm.NewClient(w.client)
-	var names []string
-	for _, topic := range schemas.Topics(schemas.DedupWindow) {
-		names = append(names, topic.Name)
-	}
-	if _, err := adm.DeleteTopics(w.Context(), names...); err != nil {
-		w.Fatal(err)
-	}
-	w.eventually("the old topics are gone", func() bool {
-		topics, err := adm.ListTopics(w.Context())
-		return err == nil && !slices.ContainsFunc(names, topics.Has)
-	})
-	if _, err := adm.DeleteGroup(w.Context(), ledger.DefaultGroup); err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
-		w.Fatal(err)
-	}
-}
-
-// waitForTopics returns when the broker answers for every partition.
-func (w *world) waitForTopics() {
-	w.Helper()
-	adm := kadm.NewClient(w.client)
-	var names []string
-	for _, topic := range schemas.Topics(schemas.DedupWindow) {
-		names = append(names, topic.Name)
-	}
-	w.eventually("the new topics are there", func() bool {
-		ends, err := adm.ListEndOffsets(w.Context(), names...)
-		return err == nil && ends.Error() == nil && len(ends) == len(names)
-	})
 }
 
 func (w *world) eventually(what string, holds func() bool) {
