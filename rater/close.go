@@ -105,6 +105,8 @@ type TenantReport struct {
 	Total     string              `json:"total,omitempty"`
 	Events    int64               `json:"events"`
 	Unpriced  []document.Unpriced `json:"unpriced,omitempty"`
+	// Statement is what the invoice carries over and draws on; of a draft, if it were issued now.
+	Statement *document.Statement `json:"statement,omitempty"`
 	Body      *document.Body      `json:"-"` // of a draft or a document issued now
 }
 
@@ -520,6 +522,11 @@ func (c *closing) documents(ctx context.Context, cuts []*document.Cut) error {
 			}
 			r := c.reports[b.cut.Tenant]
 			r.Currency, r.Total, r.Events, r.Unpriced, r.Body = b.body.Currency, b.body.Total, b.body.Manifest.Events, b.body.Unpriced, b.body
+			if c.opts.DryRun {
+				if r.Statement, err = c.archive.Statement(b.draft()); err != nil {
+					return err
+				}
+			}
 			switch {
 			case len(b.body.Unpriced) > 0 && !c.opts.AcceptHeld:
 				r.Status = Held
@@ -596,7 +603,7 @@ func (c *closing) issue(ctx context.Context, series string, bodies []computed) e
 		failpoint.Hit("rater.documents_committed")
 		for _, d := range issued {
 			r := c.reports[d.Envelope.Tenant]
-			r.Status, r.Number, r.Head, r.Series = Issued, d.Envelope.Number, d.Head, series
+			r.Status, r.Number, r.Head, r.Series, r.Statement = Issued, d.Envelope.Number, d.Head, series, d.Envelope.Statement
 		}
 		bodies = bodies[len(issued):]
 	}

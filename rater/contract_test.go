@@ -128,6 +128,10 @@ func TestContractsCreditNotesAndWhatIsCarriedOver(t *testing.T) {
 	if got, want := statement("INV-000001"), "first 300-220=80; later 1000-0=1000; payable 0"; got != want {
 		t.Errorf("July: %s, want %s", got, want)
 	}
+	draft := w.close(Options{Period: "2026-08", DryRun: true}).Tenants[0].Statement
+	if draft == nil || draft.Payable != "0" || len(draft.Prepaid) != 2 || draft.Prepaid[0].Opening != "80" {
+		t.Errorf("a draft of August would draw on %+v", draft)
+	}
 	// 50 more: 100 + 10 tax. It is asked for by the next invoice, outside its tax base.
 	w.send(event("late", july2(25), 50))
 	adjusted, err := Adjust(t.Context(), w.deps(), Options{Period: "2026-07"})

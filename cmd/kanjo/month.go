@@ -97,7 +97,7 @@ func (c *previewCmd) Run(ctx context.Context, e *env) error {
 		if t.Body == nil {
 			continue
 		}
-		if err := (&document.Page{Body: t.Body}).WriteText(e.out); err != nil {
+		if err := (&document.Page{Body: t.Body, Draft: t.Statement}).WriteText(e.out); err != nil {
 			return err
 		}
 		fmt.Fprintln(e.out)

@@ -209,6 +209,18 @@ type Draft struct {
 	Grants []Grant // that an invoice may draw on
 }
 
+// Statement returns the statement that the draft of an invoice would have if it were issued now, nil when it would have none.
+func (a *Archive) Statement(draft Draft) (*Statement, error) {
+	if draft.Kind != KindInvoice {
+		return nil, nil
+	}
+	var body summary
+	if err := json.Unmarshal(draft.Body, &body); err != nil {
+		return nil, fmt.Errorf("read the body of a draft: %w", err)
+	}
+	return a.account(draft.Wave.Tenant).settle(body, draft.Grants)
+}
+
 // Issue makes the next document of a series and counts it as issued in the archive. Nothing is final before
 // the closer has committed it; after a failed commit the archive is ahead of the topic and must be read anew.
 func (a *Archive) Issue(n Numbering, draft Draft, issuedAt time.Time) (*Document, error) {
@@ -221,14 +233,8 @@ func (a *Archive) Issue(n Numbering, draft Draft, issuedAt time.Time) (*Document
 	e.Number = FormatNumber(n.Prefix, n.Digits, e.Sequence)
 	d := &Document{Envelope: e, Body: json.RawMessage(draft.Body)}
 	var err error
-	if draft.Kind == KindInvoice {
-		var body summary
-		if err := json.Unmarshal(draft.Body, &body); err != nil {
-			return nil, fmt.Errorf("read the body of document %s: %w", e.Number, err)
-		}
-		if d.Envelope.Statement, err = a.account(wave.Tenant).settle(body, draft.Grants); err != nil {
-			return nil, fmt.Errorf("document %s: %w", e.Number, err)
-		}
+	if d.Envelope.Statement, err = a.Statement(draft); err != nil {
+		return nil, fmt.Errorf("document %s: %w", e.Number, err)
 	}
 	if d.Head, err = d.Envelope.Head(); err != nil {
 		return nil, err

@@ -23,6 +23,8 @@ type Page struct {
 	Body     *Body
 	Envelope *Envelope
 	Head     string
+	// Draft is what the draft of an invoice would carry over and draw on if it were issued now.
+	Draft *Statement
 }
 
 // NewPage reads a final document.
@@ -55,7 +57,7 @@ func (p *Page) IsCredit() bool { return p.Body.Format == FormatCredit }
 // Statement is what the invoice asks for beside its total, nil when that is nothing.
 func (p *Page) Statement() *Statement {
 	if p.Envelope == nil {
-		return nil
+		return p.Draft
 	}
 	return p.Envelope.Statement
 }
