@@ -251,3 +251,34 @@ func TestManyRulesAndALongDisputeFitIntoAQuery(t *testing.T) {
 		}
 	}
 }
+
+// A correction changes the event before its rule is asked: an amended run is one run, and what was cancelled is not set aside either.
+func TestCorrectionsComeBeforeRules(t *testing.T) {
+	conn := database(t)
+	correct := func(kind schemas.Kind, id, target string, measures ...schemas.Measure) schemas.UsageEvent {
+		e := event("acme", id, august.AddDate(0, 0, 3), measures...)
+		e.Source, e.Kind, e.Target = "/n8n", kind, target
+		return e
+	}
+	insert(t, conn,
+		entry{run("acme", "amended", july, "trigger", "success", 2), 1, 0, 0}, entry{run("acme", "aside", july, "manual", "success", 3), 1, 0, 1},
+		entry{run("acme", "gone", july, "manual", "success", 100), 1, 0, 2}, entry{run("acme", "plain", july, "", "", 10), 1, 0, 3},
+		entry{correct(schemas.KindAmend, "x", "amended", schemas.Measure{Metric: "workflow_run", Units: 9}), 1, 0, 4},
+		entry{correct(schemas.KindAmend, "y", "aside", schemas.Measure{Metric: "workflow_run", Units: 4}), 1, 0, 5},
+		entry{correct(schemas.KindCancel, "z", "gone"), 1, 0, 6},
+	)
+	b := batchOf("acme")
+	b.Metrics["workflow_run"] = Metric{Aggregation: control.Sum}
+	of := []Sender{{"acme", "/n8n"}}
+	b.Effects = []Effect{
+		{Of: of, Metric: "workflow_run", When: production, Count: control.CountOne},
+		{Of: of, Metric: "workflow_run", When: map[string][]string{"mode": {"manual"}}, Count: control.CountNone},
+	}
+	r := mediate(t, conn, b)["acme"]
+	if got, want := show(r.Usage[0])+"; "+showEffects(r), "workflow_run: 11 of 2; 0/0 workflow_run 9 of 1 events counts as 1; 1/0 workflow_run 4 of 1 events counts as 0"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if r.Cancelled != 1 || r.Amended != 2 {
+		t.Errorf("%d cancelled, %d amended", r.Cancelled, r.Amended)
+	}
+}
