@@ -45,7 +45,7 @@ func (c Config) durable(ctx context.Context, r *report) {
 	default:
 		r.ok("durable", "counters", fmt.Sprintf("%d series are counted", state.Series))
 	}
-	if skew := max(before.Sub(state.Now), state.Now.Sub(time.Now())); skew > time.Second {
+	if skew := max(before.Sub(state.Now), time.Until(state.Now)); skew > time.Second {
 		r.bad(Warn, "durable", "clock", fmt.Sprintf("differs from this machine's by %s", skew.Round(time.Millisecond)), "synchronise the clocks; windows follow the database's")
 	}
 	var off bool

@@ -156,8 +156,9 @@ func ParseKey(key string) (ID, error) {
 	if len(key) < prefix || key[prefix-2:prefix] != "c:" {
 		return bad("prefix")
 	}
-	code, rest, ok := strings.Cut(key[prefix:], ":")
+	code, rest, _ := strings.Cut(key[prefix:], ":")
 	var id ID
+	var ok bool
 	if id.Kind, ok = parseKindCode(code); !ok {
 		return bad("kind")
 	}

@@ -230,7 +230,8 @@ func (s *Stage) takeOver(ctx context.Context, tx *sql.Tx, all map[string]*sum) e
 		var state counters.State
 		var text string
 		var legs []leg
-		if err := rows.Scan(&n.Tenant, &n.ID, &state, &text); err == nil {
+		err := rows.Scan(&n.Tenant, &n.ID, &state, &text)
+		if err == nil {
 			err = json.Unmarshal([]byte(text), &legs)
 		}
 		if err != nil {
