@@ -41,15 +41,18 @@ local function live(key, till)
   if redis.call('PEXPIRETIME', key) < till then call('PEXPIREAT', key, text(till)) end
 end
 
--- touch queues counters whose pending has grown for whoever tells of thresholds.
+-- queue names the bucket's counters whose pending has grown, for whoever tells of thresholds.
+local function queue(state) return string.sub(state, 1, -6) .. 'touched' end
+
+-- touch queues counters whose pending has grown.
 local function touch(state, keys, now)
   if #keys == 0 then return end
-  local queue, list = string.sub(state, 1, -6) .. 'touched', {}
+  local list = {}
   for i = 1, #keys do
     list[2 * i - 1], list[2 * i] = text(now), keys[i]
   end
-  call('ZADD', queue, unpack(list))
-  call('PEXPIRE', queue, 604800000)
+  call('ZADD', queue(state), unpack(list))
+  call('PEXPIRE', queue(state), 604800000)
 end
 
 -- slide reads a sliding window: the parts that it touches, and two ahead, since a source's clock may be. nil when something else has
@@ -98,14 +101,17 @@ local function part(key, length, now)
   return 'p:' .. text(newest)
 end
 
--- expire ends a hold whose time is over. Its record stays, for usage may still come.
+-- expire ends a hold whose time is over. Its record stays, for usage may still come. All counters are read before one is written: in a
+-- slot that is being moved a key may be gone, which ends the script there, and what had been given back would be given back again.
 local function expire(holds, record)
   local was, n = unpack(redis.call('HMGET', record, 'state', 'n'))
   if was == 'held' then
+    local keys, amounts = {}, {}
     for i = 1, tonumber(n) do
-      local key, amount = unpack(redis.call('HMGET', record, 'k' .. i, 'a' .. i))
-      less(key, 'held', amount)
+      keys[i], amounts[i] = unpack(redis.call('HMGET', record, 'k' .. i, 'a' .. i))
+      redis.call('EXISTS', keys[i])
     end
+    for i = 1, #keys do less(keys[i], 'held', amounts[i]) end
     call('HSET', record, 'state', 'expired')
   end
   call('ZREM', holds, record)

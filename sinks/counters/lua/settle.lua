@@ -27,7 +27,8 @@ for _ = 1, m do
   actual[ARGV[a]] = ARGV[a + 1]
   a = a + 2
 end
--- Everything is read before anything is written.
+-- Everything is read before anything is written: in a slot that is being moved a key may be gone, which ends the script there.
+redis.call('EXISTS', queue(KEYS[1]))
 local keys, before, after, fields, lengths, reserved, beyond = {}, {}, {}, {}, {}, {}, '0'
 legs = tonumber(legs)
 for i = 1, legs do
