@@ -54,7 +54,7 @@ type counting struct {
 	rdb   goredis.UniversalClient
 }
 
-func newCounting(t *testing.T, timeout time.Duration, args ...string) *counting {
+func newCounting(t testing.TB, timeout time.Duration, args ...string) *counting {
 	t.Helper()
 	c := &counting{redis: engines.RedisForTest(t, args...)}
 	client := func(timeout time.Duration) goredis.UniversalClient {

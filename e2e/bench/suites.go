@@ -91,6 +91,9 @@ var suites = []suite{
 	{pkg: "./sinks/counters", bench: "^BenchmarkBlackHole$", benchtime: "20x", rows: []rowSpec{
 		{name: "admission, cannot count against a black-holed Redis, p99", ours: "p99-ms", unit: "ms", target: "< 150", met: func(ours, _ float64) bool { return ours > 0 && ours < 150 }},
 	}},
+	{pkg: "./gateway", bench: "^BenchmarkAdmissionOverHTTP$", benchtime: "5x", rows: []rowSpec{
+		{name: "admission, a reserve by the Go client over HTTP, median", ours: "http-us", bare: "direct-us", unit: "µs", ratio: "ratio", target: "beside the gateway's service", met: shown},
+	}},
 	{pkg: "./sinks/ledger", bench: "^BenchmarkSinkBesideBareInsert$", benchtime: "5x", rows: []rowSpec{
 		{name: "ledger", ours: "rows/s", bare: "bare-rows/s", unit: "rows/s", ratio: "ratio", target: "≥ 0.8 of a bare insert", met: ratioAtLeast(0.8)},
 	}},
