@@ -561,7 +561,8 @@ func (r *rig) ordered(want map[string]int) {
 func twoRelays(r *rig) {
 	r.migrate()
 	for range 2 {
-		r.relay(r.open(r.T), func(c *outbox.Config) { c.Batch, c.Workers = 7, 3 })
+		// No machine is so slow that a lease is lost.
+		r.relay(r.open(r.T), func(c *outbox.Config) { c.Batch, c.Workers, c.Lease = 7, 3, time.Hour })
 	}
 	want := make(map[string]int)
 	r.history(r.seeded(), 300, want)
