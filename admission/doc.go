@@ -15,5 +15,7 @@
 // the budget; so it is before the control plane is read. Only where every limit of the ask says on_unknown: allow is the ask
 // let through, uncounted. Seen alone fails open, for the counter behind it guards the money.
 //
-// Open limits.go for how limits become counters, then service.go and stores.go; the scripts stand beside the counters in sinks/counters/lua.
+// A Teller says which limits have reached a threshold; no ask waits for it.
+//
+// Open limits.go for which limits hold, legs.go for how they become counters, then service.go and stores.go; the scripts stand beside the counters in sinks/counters/lua.
 package admission

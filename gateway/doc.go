@@ -2,7 +2,8 @@
 //
 // It reads HTTP requests and kanjo.control, and, to answer for usage, the fast counters. It writes usage.raw: the
 // bytes as they were sent, with the CloudEvents headers of the Kafka binding and the header kanjo_door, which names the gateway key.
-// The record key, and with it the partition, comes from source and id.
+// The record key, and with it the partition, comes from source and id. One of several gateways also writes kanjo.notices: which limits have reached a
+// threshold (notices.go).
 //
 // The guarantee: 202 is answered when Kafka has every event of the request on all in-sync replicas (acks=all, idempotent
 // producer), never before. Any other answer says which events Kafka does not have, or that it is not known; sending them

@@ -32,14 +32,16 @@
 // holds something that is not a canonical event, or a name that the control plane then does not know, the sink stops: only the
 // deduper may write there.
 //
-// A tenant as a whole is counted per hour, day and month always. Weeks, totals and subjects (a user, a workflow) are counted where a
-// limit asks for them, and so are complete from the limit's publication on: the buckets record since when, and until a window has begun after
+// A tenant as a whole is counted per hour, day and month always. Weeks, billing periods, the parts of sliding windows, totals and subjects (a user, a
+// workflow) are counted where a limit asks for them, and so are complete from the limit's publication on: the buckets record since when, and until a window has begun after
 // that, or `kanjo counters rebuild` has built it, admission answers cannot count.
+//
+// Counters of limits with thresholds are queued before they are changed ([Touches]), for whoever tells of what they reach.
 //
 // Admission ([Admitter], package admission) keeps reservations beside the counters: lua/hold.lua says what a record holds. Its verbs change pending and
 // held; apply takes over what a reservation holds when its event comes.
 //
-// The user of Redis needs the keys kanjo:* and the commands EVALSHA, SCRIPT LOAD, INFO, TIME, SCAN, DEL, SET, and those of hashes, sets, sorted
+// The user of Redis needs the keys kanjo:* and the commands EVALSHA, SCRIPT LOAD, INFO, TIME, SCAN, DEL, GET, SET, and those of hashes, sets, sorted
 // sets, EXISTS, PEXPIRE, PEXPIREAT and PEXPIRETIME. Redis 7 or newer is needed, for the header of the scripts.
 //
 // Failpoints: counters.before_apply, counters.after_apply, counters.before_attest, counters.after_begin, counters.before_flip.
