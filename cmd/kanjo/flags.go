@@ -116,6 +116,8 @@ type redisFlags struct {
 	RedisAddrs        []string `help:"Redis, host:port; several for a Cluster or Sentinels." default:"127.0.0.1:16379" group:"redis"`
 	RedisCluster      bool     `help:"The addresses are a Cluster's." group:"redis"`
 	RedisSentinel     string   `name:"redis-sentinel-master" help:"Master's name; the addresses are Sentinels." group:"redis"`
+	SentinelUser      string   `name:"redis-sentinel-user" help:"ACL user at the Sentinels." group:"redis"`
+	SentinelPassword  string   `name:"redis-sentinel-password-file" help:"File that holds the password at the Sentinels." type:"existingfile" group:"redis"`
 	RedisUser         string   `help:"ACL user." group:"redis"`
 	RedisPasswordFile string   `help:"File that holds the password." type:"existingfile" group:"redis"`
 	RedisTLS          bool     `name:"redis-tls" help:"Use TLS." group:"redis"`
@@ -126,11 +128,14 @@ type redisFlags struct {
 
 func (f redisFlags) config() (redis.Config, error) {
 	c := redis.Config{
-		Addrs: f.RedisAddrs, Cluster: f.RedisCluster, SentinelMaster: f.RedisSentinel, User: f.RedisUser,
+		Addrs: f.RedisAddrs, Cluster: f.RedisCluster, SentinelMaster: f.RedisSentinel, SentinelUser: f.SentinelUser, User: f.RedisUser,
 		TLS: tlsclient.Config{On: f.RedisTLS, CAFile: f.RedisCAFile, CertFile: f.RedisCertFile, KeyFile: f.RedisKeyFile},
 	}
 	var err error
 	if c.Password, err = secret(f.RedisPasswordFile); err != nil {
+		return c, err
+	}
+	if c.SentinelPassword, err = secret(f.SentinelPassword); err != nil {
 		return c, err
 	}
 	return c, c.Validate()
