@@ -69,7 +69,7 @@ func Simulate(ctx context.Context, deps Deps, opts SimulateOptions) (*Simulation
 		}
 		switch {
 		case c != nil && wanted(c.Tenant, c.Period):
-			if was := cuts[c.Tenant]; was == nil || c.Wave > was.Wave {
+			if was := cuts[c.Tenant]; was == nil || c.Wave > was.Wave || c.Wave == was.Wave && c.Revision > was.Revision {
 				cuts[c.Tenant] = c
 			}
 		case d != nil && wanted(d.Envelope.Tenant, d.Envelope.Period):
