@@ -18,7 +18,7 @@ import (
 type reconcileCmd struct {
 	ledgerFlags
 	Bill      string   `required:"" help:"The provider's usage as CSV with a header." type:"existingfile"`
-	Metrics   []string `name:"metric" required:"" sep:"none" help:"METRIC=COLUMN of the bill, with +COLUMN or -COLUMN: input_tokens=input_tokens-input_cached_tokens. Once for each metric."`
+	Metrics   []string `name:"metric" required:"" sep:"none" help:"METRIC=COLUMN of the bill, with +COLUMN or -COLUMN: input_tokens=input_tokens-input_cached_tokens. list_cost/USD is the cost by the catalogue. Once for each metric."`
 	Day       string   `name:"day-column" help:"Column of the day: a date, an RFC 3339 instant or seconds since 1970; its UTC day counts." default:"day"`
 	Model     string   `name:"model-column" help:"Column of the model; empty compares days as wholes." default:"model"`
 	Dimension string   `help:"Dimension of the events that holds the model." default:"model"`
@@ -66,7 +66,7 @@ func (c *reconcileCmd) Run(ctx context.Context, e *env) error {
 	in := reconcile.Input{
 		Billed: billed, Tolerance: tolerance, SettledUntil: time.Now().UTC().AddDate(0, 0, -c.Settle).Format(time.DateOnly),
 	}
-	if in.Metered, err = reconcile.Metered(ctx, conn, query); err != nil {
+	if in.Metered, in.BySource, err = reconcile.Metered(ctx, conn, query); err != nil {
 		return err
 	}
 	if in.Conflicts, err = reconcile.Conflicts(ctx, conn, query); err != nil {
@@ -115,7 +115,7 @@ func printReconciliation(w io.Writer, report *reconcile.Report) error {
 	})
 	var causes []string
 	for _, c := range []reconcile.Cause{
-		reconcile.ModelName, reconcile.TokenClass, reconcile.DayBoundary, reconcile.Conflict, reconcile.ProviderLate, reconcile.MissingHere, reconcile.MissingThere, reconcile.Unexplained,
+		reconcile.ModelName, reconcile.TokenClass, reconcile.DayBoundary, reconcile.DoubleSource, reconcile.Price, reconcile.Conflict, reconcile.ProviderLate, reconcile.MissingHere, reconcile.MissingThere, reconcile.Unexplained,
 	} {
 		if n := report.Count(c); n > 0 {
 			causes = append(causes, fmt.Sprintf("%d %s", n, c))

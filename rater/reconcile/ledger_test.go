@@ -50,9 +50,18 @@ func TestWhatWasMeteredIsEachEventOnceByUTCDay(t *testing.T) {
 	}
 	check := func(q Query, want string) {
 		t.Helper()
-		got, err := Metered(t.Context(), conn, q)
+		got, bySource, err := Metered(t.Context(), conn, q)
 		if err != nil {
 			t.Fatal(err)
+		}
+		sum := make(Quantities)
+		for _, of := range bySource {
+			for k, x := range of {
+				sum.Add(k, x)
+			}
+		}
+		if fmt.Sprint(sum) != fmt.Sprint(got) {
+			t.Errorf("by source %v, in all %v", bySource, got)
 		}
 		if fmt.Sprint(got) != fmt.Sprint(side(t, want)) {
 			t.Errorf("metered %v, want %v", got, side(t, want))
@@ -64,6 +73,10 @@ func TestWhatWasMeteredIsEachEventOnceByUTCDay(t *testing.T) {
 	check(app, "01 gpt input_tokens 100\n02 gpt input_tokens 23")
 	app.Tenants = []string{"a"}
 	check(app, "01 gpt input_tokens 100\n02 gpt input_tokens 20")
+	exec("ALTER TABLE usage_events UPDATE list_cost_micros = 1500000, list_cost_currency = 'USD' WHERE id = '3' SETTINGS mutations_sync = 2")
+	cost := q
+	cost.Metrics = []string{"list_cost/USD"}
+	check(cost, "02 gpt list_cost/USD 1.5")
 	conflicts, err := Conflicts(t.Context(), conn, q)
 	if err != nil || fmt.Sprint(conflicts) != fmt.Sprint(side(t, "01 gpt input_tokens 7")) {
 		t.Errorf("conflicts %v, %v", conflicts, err)

@@ -2,7 +2,9 @@ package reconcile
 
 import (
 	"cmp"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/shopspring/decimal"
@@ -34,6 +36,10 @@ const (
 	DayBoundary Cause = "day_boundary"
 	// Conflict: events of the same identity came with other quantities; the bill has theirs, and the first stands here.
 	Conflict Cause = "conflict"
+	// DoubleSource: one source alone agrees with the bill; what the others named sent, of the same calls, was metered too.
+	DoubleSource Cause = "double_source"
+	// Price: the cost differs on a day and for a model whose quantities all agree: the catalogue has another price.
+	Price Cause = "price"
 	// ProviderLate: the bill lacks it and its day is too young to be settled.
 	ProviderLate Cause = "provider_late"
 	// MissingHere: nothing was metered of what was billed.
@@ -92,6 +98,8 @@ func (r *Report) Wrong() int {
 // Input is what is compared.
 type Input struct {
 	Billed, Metered Quantities
+	// BySource is what of Metered came from each source.
+	BySource map[string]Quantities
 	// Conflicts are what the quantities of conflicting events exceed those of the events that stand by.
 	Conflicts Quantities
 	// SettledUntil is the first UTC day that the provider may not have billed in full yet; empty means that all is settled.
@@ -126,6 +134,8 @@ func Compare(in Input) *Report {
 	c.names()
 	c.classes()
 	c.days()
+	c.sources()
+	c.prices()
 	c.rest()
 	for _, d := range c.open {
 		report.Differences = append(report.Differences, *d)
@@ -210,7 +220,7 @@ func (c *comparison) names() {
 func (c *comparison) classes() {
 	order, groups := c.byDayModel()
 	for _, k := range order {
-		list := groups[k]
+		list := slices.DeleteFunc(groups[k], func(d *Difference) bool { return IsCost(d.Metric) })
 		sum := decimal.Zero
 		for _, d := range list {
 			sum = sum.Add(d.Difference)
@@ -251,6 +261,59 @@ func (c *comparison) days() {
 		next.Cause, next.Other = DayBoundary, d.Day
 	}
 }
+
+// sources finds quantities of which one source has what was billed, and others have more of it.
+func (c *comparison) sources() {
+	for _, d := range c.sorted() {
+		if d.Billed.IsZero() || !d.Difference.IsNegative() {
+			continue
+		}
+		agree, others := false, ""
+		for _, source := range slices.Sorted(maps.Keys(c.BySource)) {
+			switch of := c.BySource[source][d.Key]; {
+			case !agree && of.Equal(d.Billed):
+				agree = true
+			case !of.IsZero():
+				others = join(others, source)
+			}
+		}
+		if agree && others != "" {
+			d.Cause, d.Other = DoubleSource, others
+		}
+	}
+}
+
+// prices finds costs that differ alone.
+func (c *comparison) prices() {
+	order, groups := c.byDayModel()
+	for _, k := range order {
+		quantities := slices.ContainsFunc(groups[k], func(d *Difference) bool { return !IsCost(d.Metric) })
+		if quantities || c.explained(k) {
+			continue
+		}
+		for _, d := range groups[k] {
+			if !d.Billed.IsZero() && !d.Metered.IsZero() {
+				d.Cause = Price
+			}
+		}
+	}
+}
+
+// explained reports whether a quantity of the day and model has a difference with a cause.
+func (c *comparison) explained(k dayModel) bool {
+	for _, d := range c.open {
+		if d.Day == k.day && d.Model == k.model && d.Cause != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// costPrefix begins a metric that is money at list prices, as limits name it; the currency follows.
+const costPrefix = "list_cost/"
+
+// IsCost reports whether a metric is money at list prices in major units of a currency.
+func IsCost(metric string) bool { return strings.HasPrefix(metric, costPrefix) }
 
 func (c *comparison) rest() {
 	for _, d := range c.sorted() {

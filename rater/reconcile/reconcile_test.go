@@ -52,6 +52,12 @@ func TestEachDifferenceHasItsCause(t *testing.T) {
 	check("a day in between", "01 a in 100\n03 a in 30", "01 a in 90\n03 a in 40", "01 a in 10 unexplained\n03 a in -10 unexplained")
 	check("a conflict", "01 a in 107", "01 a in 100", "01 a in 7 conflict", func(in *Input) { in.Conflicts = side(t, "01 a in 7") })
 	check("not the conflict", "01 a in 108", "01 a in 100", "01 a in 8 unexplained", func(in *Input) { in.Conflicts = side(t, "01 a in 7") })
+	check("two sources of the same calls", "01 a in 100\n02 a in 7", "01 a in 200\n02 a in 9", "01 a in -100 double_source /proxy\n02 a in -2 double_source /hook", func(in *Input) {
+		in.BySource = map[string]Quantities{"/proxy": side(t, "01 a in 100\n02 a in 7"), "/hook": side(t, "01 a in 100\n02 a in 2")}
+	})
+	check("another price", "01 a in 100\n01 a list_cost/USD 1.10", "01 a in 100\n01 a list_cost/USD 1", "01 a list_cost/USD 0.1 price")
+	check("another quantity, and so another cost", "01 a in 110\n01 a list_cost/USD 1.10", "01 a in 100\n01 a list_cost/USD 1", "01 a in 10 unexplained\n01 a list_cost/USD 0.1 unexplained")
+	check("no price", "01 a in 100\n01 a list_cost/USD 1.10", "01 a in 100", "01 a list_cost/USD 1.1 missing_here")
 	check("too young", "01 a in 100", "01 a in 120\n02 a in 5", "01 a in -20 unexplained\n02 a in -5 provider_late", func(in *Input) { in.SettledUntil = "2026-07-02" })
 	check("billed and too young", "02 a in 9", "02 a in 5", "02 a in 4 unexplained", func(in *Input) { in.SettledUntil = "2026-07-02" })
 	check("missing here and there", "01 a in 1", "01 a out 2", "01 a in 1 missing_here\n01 a out -2 missing_there")
