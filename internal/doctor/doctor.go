@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
@@ -232,45 +233,77 @@ func (c Config) redis(ctx context.Context, r *report) {
 		return
 	}
 	defer rdb.Close()
+	cluster, ok := rdb.(*goredis.ClusterClient)
+	if !ok {
+		c.redisServer(ctx, r, rdb, strings.Join(c.Redis.Addrs, ","))
+		return
+	}
+	var mu sync.Mutex
+	masters := make(map[string]*goredis.Client)
+	err = cluster.ForEachMaster(ctx, func(_ context.Context, master *goredis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		masters[master.Options().Addr] = master
+		return nil
+	})
+	if err != nil {
+		c.redisUnreached(r, strings.Join(c.Redis.Addrs, ","), err)
+		return
+	}
+	state, err := cluster.ClusterInfo(ctx).Result()
+	if err == nil && infoFields(state)["cluster_state"] != "ok" {
+		r.bad(Fail, "redis", "cluster state", "not ok: slots are without a master", "bring the masters back, or promote their replicas: tenants in those slots cannot be counted, and the sink waits for all of them")
+	}
+	for _, addr := range slices.Sorted(maps.Keys(masters)) {
+		c.redisServer(ctx, r, masters[addr], addr)
+	}
+}
+
+func (c Config) redisUnreached(r *report, addr string, err error) {
+	r.bad(Fail, "redis", "reachable", fmt.Sprintf("%s: %v", addr, err), "start Redis, or correct --redis-addrs and its credentials")
+}
+
+// redisServer examines the one server, or one master of a Cluster.
+func (c Config) redisServer(ctx context.Context, r *report, rdb goredis.UniversalClient, addr string) {
 	before := time.Now()
 	server, err := rdb.Time(ctx).Result()
 	if err != nil {
-		r.bad(Fail, "redis", "reachable", fmt.Sprintf("%s: %v", strings.Join(c.Redis.Addrs, ","), err), "start Redis, or correct --redis-addrs and its credentials")
+		c.redisUnreached(r, addr, err)
 		return
 	}
 	after := time.Now()
 	info, err := rdb.Info(ctx).Result()
 	if err != nil {
-		r.bad(Fail, "redis", "INFO", err.Error(), "allow INFO to this user: admission must see what happened to the server")
+		r.bad(Fail, "redis", "INFO", fmt.Sprintf("%s: %v", addr, err), "allow INFO to this user: admission must see what happened to the server")
 		return
 	}
 	fields := infoFields(info)
-	r.ok("redis", "reachable", fmt.Sprintf("version %s, mode %s, role %s", fields["redis_version"], fields["redis_mode"], fields["role"]))
+	r.ok("redis", "reachable", fmt.Sprintf("%s: version %s, mode %s, role %s", addr, fields["redis_version"], fields["redis_mode"], fields["role"]))
 	if skew := max(before.Sub(server), server.Sub(after)); skew > time.Second {
-		r.bad(Warn, "redis", "clock", fmt.Sprintf("differs from this machine's by %s", skew.Round(time.Millisecond)), "synchronise the clocks; windows follow the server's")
+		r.bad(Warn, "redis", "clock", fmt.Sprintf("%s: differs from this machine's by %s", addr, skew.Round(time.Millisecond)), "synchronise the clocks; windows follow the server's")
 	}
 	if policy := fields["maxmemory_policy"]; policy != "noeviction" {
-		r.bad(Fail, "redis", "maxmemory-policy", policy, "set maxmemory-policy noeviction: an evicted counter is a fresh full quota")
+		r.bad(Fail, "redis", "maxmemory-policy", fmt.Sprintf("%s: %s", addr, policy), "set maxmemory-policy noeviction: an evicted counter is a fresh full quota")
 	} else {
-		r.ok("redis", "maxmemory-policy", policy)
+		r.ok("redis", "maxmemory-policy", fmt.Sprintf("%s: %s", addr, policy))
 	}
 	if evicted := fields["evicted_keys"]; evicted != "0" && evicted != "" {
-		r.bad(Fail, "redis", "evicted keys", evicted, "counters were evicted: rebuild them, and keep noeviction")
+		r.bad(Fail, "redis", "evicted keys", fmt.Sprintf("%s: %s", addr, evicted), "counters were evicted: rebuild them, and keep noeviction")
 	}
 	if fields["aof_enabled"] != "1" {
-		r.bad(Warn, "redis", "append-only file", "off", "set appendonly yes, appendfsync everysec: a restart then loses at most a second instead of everything")
+		r.bad(Warn, "redis", "append-only file", addr+": off", "set appendonly yes, appendfsync everysec: a restart then loses at most a second instead of everything")
 	}
-	c.redisReplication(ctx, r, rdb, fields)
+	c.redisReplication(ctx, r, rdb, fields, addr)
 }
 
-func (c Config) redisReplication(ctx context.Context, r *report, rdb goredis.UniversalClient, fields map[string]string) {
+func (c Config) redisReplication(ctx context.Context, r *report, rdb goredis.UniversalClient, fields map[string]string, addr string) {
 	n, _ := strconv.Atoi(fields["connected_slaves"]) // absent means none
 	if n == 0 {
 		return
 	}
 	conf, err := rdb.ConfigGet(ctx, "min-replicas-to-write").Result()
 	if err == nil && conf["min-replicas-to-write"] == "0" {
-		r.bad(Warn, "redis", "min-replicas-to-write", "0 with replicas connected", "set it to 1: a master cut off from its replicas must stop counting")
+		r.bad(Warn, "redis", "min-replicas-to-write", addr+": 0 with replicas connected", "set it to 1: a master cut off from its replicas must stop counting")
 	}
 }
 
