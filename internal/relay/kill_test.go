@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,6 +26,7 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/ops"
+	"github.com/kanjo-dev/kanjo/internal/sqldb"
 	"github.com/kanjo-dev/kanjo/schemas"
 	"github.com/kanjo-dev/kanjo/schemas/control"
 )
@@ -152,5 +154,14 @@ func (r *rig) countsOnce(events map[string]int) {
 		if n != 1 {
 			r.Errorf("the event with key %x stands on usage.unique %d times", key, n)
 		}
+	}
+}
+
+// databases are an application's database of each kind.
+func databases(t *testing.T, name string) map[string]sqldb.Config {
+	t.Helper()
+	return map[string]sqldb.Config{
+		"PostgreSQL": schema(t, engines.SharedPostgres(t), name),
+		"SQLite":     {DSN: "sqlite:" + filepath.Join(t.TempDir(), "a b?c.db")},
 	}
 }

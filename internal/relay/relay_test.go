@@ -218,15 +218,6 @@ func (r *rig) stage() (reg *prometheus.Registry, health *ops.Health, stop func()
 	return reg, health, stop
 }
 
-// databases are an application's database of each kind.
-func databases(t *testing.T, name string) map[string]sqldb.Config {
-	t.Helper()
-	return map[string]sqldb.Config{
-		"PostgreSQL": schema(t, engines.SharedPostgres(t), name),
-		"SQLite":     {DSN: "sqlite:" + filepath.Join(t.TempDir(), "a b?c.db")},
-	}
-}
-
 func TestTheBrokerGoesAndComesBack(t *testing.T) {
 	broker := engines.KafkaForTest(t, nil)
 	r := newRig(t, "away", broker.Addr, schema(t, engines.SharedPostgres(t), "away"))
