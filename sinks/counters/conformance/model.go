@@ -129,6 +129,9 @@ func (m *Model) Do(_ context.Context, c counters.ReserveCall) (counters.ReserveR
 		r.state, r.settled, r.expires = counters.Settled, c.Fingerprint, now
 	}
 	for i, l := range c.Legs {
+		if l.HeldOnly && c.Verb == counters.CountIt {
+			continue // what is counted at once does not run
+		}
 		x := modelLeg{key: keys[i], metric: l.Metric, amount: l.Amount}
 		if l.HeldOnly {
 			x.metric = ""

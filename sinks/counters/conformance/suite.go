@@ -628,6 +628,16 @@ func concurrency(d *desk) {
 	d.event("b", "", map[string]int64{Calls: 1})
 	d.wants(running, 0, 0, 0)
 	d.reserve(true, "c", running, calls)
+	// What is counted at once is tested against what runs, and does not run.
+	r, err := d.ask(counters.CountIt, "d", 0, running, calls)
+	if err != nil || !r.Allowed {
+		d.Fatalf("%+v, %v", r, err)
+	}
+	d.wants(running, 0, 0, 1)
+	d.reserve(true, "e", running, calls)
+	if r, err = d.ask(counters.CountIt, "f", 0, running, calls); err != nil || r.Allowed || r.Legs[0].Held != 2 {
+		d.Errorf("%+v, %v", r, err)
+	}
 }
 
 func windows(d *desk) {

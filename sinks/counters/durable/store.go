@@ -308,7 +308,13 @@ func (s *Store) do(ctx context.Context, tx *sql.Tx, c *counters.ReserveCall, rea
 	}
 	took := 0
 	sorted := slices.SortedFunc(slices.Values(legs), func(a, b placedLeg) int { return strings.Compare(a.key, b.key) })
-	if takes && cannot == "" {
+	running := slices.DeleteFunc(slices.Clone(sorted), func(p placedLeg) bool { return taken(c.Verb, p) })
+	over, err := s.peek(ctx, tx, running, &reply)
+	if err != nil {
+		return reply, err
+	}
+	sorted = slices.DeleteFunc(sorted, func(p placedLeg) bool { return !taken(c.Verb, p) })
+	if takes && cannot == "" && !over {
 		if took, err = s.take(ctx, tx, c.Verb, sorted, &reply); err != nil {
 			return reply, err
 		}
@@ -317,16 +323,17 @@ func (s *Store) do(ctx context.Context, tx *sql.Tx, c *counters.ReserveCall, rea
 			reply.Writes += int64(took)
 			return reply, nil
 		}
+		over = true
 	}
 	// What does not fit, or takes nothing, is told from what stands there.
-	over, err := s.peek(ctx, tx, c, sorted, took, &reply)
+	full, err := s.peek(ctx, tx, sorted[took:], &reply)
 	switch {
 	case err != nil:
 		return reply, err
 	case reply.Replayed:
 		reply.Allowed = true
 		return reply, nil
-	case over || took < len(sorted) && takes && cannot == "":
+	case over || full:
 		// Known to be full, even where another counter is not known: no rebuild would let the ask pass.
 		reply.Writes = 0
 		return reply, errOver
@@ -348,11 +355,14 @@ func (s *Store) claim(ctx context.Context, tx *sql.Tx, c *counters.ReserveCall, 
 	if c.Verb == counters.CountIt {
 		state, settled, expires, keep = counters.Settled, c.Fingerprint, h.now, keepSettled // what is counted cannot be settled with something else
 	}
-	kept := make([]leg, len(legs))
-	for i, p := range legs {
-		kept[i] = leg{Key: p.key, Metric: p.Metric, Amount: p.Amount}
+	kept := make([]leg, 0, len(legs))
+	for _, p := range legs {
+		l := leg{Key: p.key, Metric: p.Metric, Amount: p.Amount}
 		if p.HeldOnly {
-			kept[i].Metric = ""
+			l.Metric = ""
+		}
+		if taken(c.Verb, p) {
+			kept = append(kept, l)
 		}
 	}
 	text, err := json.Marshal(kept)
@@ -411,13 +421,19 @@ func (s *Store) take(ctx context.Context, tx *sql.Tx, verb counters.Verb, sorted
 	return len(sorted), nil
 }
 
-// peek reads the counters from sorted[from] on, without raising them, and says whether one of them, or one before, has no room.
-func (s *Store) peek(ctx context.Context, tx *sql.Tx, c *counters.ReserveCall, sorted []placedLeg, from int, reply *counters.ReserveReply) (over bool, err error) {
-	have, err := s.counts(ctx, tx, sorted[from:])
+// taken says that the verb raises the leg's counter, if it raises any: what is counted at once is tested against what runs, and does not run.
+func taken(verb counters.Verb, p placedLeg) bool { return verb != counters.CountIt || !p.HeldOnly }
+
+// peek reads counters without raising them and says whether one of them has no room.
+func (s *Store) peek(ctx context.Context, tx *sql.Tx, legs []placedLeg, reply *counters.ReserveReply) (over bool, err error) {
+	if len(legs) == 0 {
+		return false, nil
+	}
+	have, err := s.counts(ctx, tx, legs)
 	if err != nil {
 		return false, err
 	}
-	for _, p := range sorted[from:] {
+	for _, p := range legs {
 		n := have[p.key]
 		reply.Legs[p.i] = counters.LegCount{Next: p.next, Used: n.used, Pending: n.pending, Held: n.held}
 		over = over || p.maximum >= 0 && n.sum()+p.Amount > p.maximum

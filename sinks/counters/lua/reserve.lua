@@ -122,7 +122,7 @@ elseif takes then
     local kind, amount = ARGV[from + 3], ARGV[from + 1]
     if kind == 't' then
       if times[i] then call('SET', key, text(times[i]), 'PXAT', text(math.ceil(times[i] / 1000) + 1000)) end
-    else
+    elseif kind ~= 'n' or verb ~= 'count' then -- what is counted at once does not run
       legs = legs + 1
       if legs > 4 then set[s + 1], set[s + 3], set[s + 5] = 'k' .. legs, 'a' .. legs, 'm' .. legs end
       set[s + 2], set[s + 4], set[s + 6] = key, amount, ARGV[from]
