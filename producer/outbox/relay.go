@@ -94,6 +94,9 @@ type Relay struct {
 	owner string
 	work  chan struct{} // there is more than one worker's work
 
+	// alone is held by a worker that must know that nothing of another worker's travels with its row, and shared by all that need not.
+	alone sync.RWMutex
+
 	mu   sync.Mutex
 	last []error // of each worker's last attempt, and of the keeper's; guarded by mu
 }
@@ -234,7 +237,7 @@ func (r *Relay) pass(ctx context.Context, number int) (claimed bool, sent int, e
 	}
 	defer func() {
 		// A lease that is not given back ends by itself.
-		_ = r.within(ctx, func(ctx context.Context) error {
+		_ = r.within(context.WithoutCancel(ctx), func(ctx context.Context) error {
 			_, err := r.cfg.DB.ExecContext(ctx, r.st.release, slot, r.owner)
 			return err
 		})
@@ -244,6 +247,8 @@ func (r *Relay) pass(ctx context.Context, number int) (claimed bool, sent int, e
 		return true, 0, err
 	}
 	acknowledged, bad, sendErr := r.send(ctx, number, slot, rows)
+	// What Kafka said is written down even when the time for draining is over.
+	ctx = context.WithoutCancel(ctx)
 	// What Kafka has is marked, and what it will never take set aside, whatever else went wrong.
 	for i := range bad {
 		if err := r.setAside(ctx, &bad[i]); err != nil {
@@ -263,9 +268,34 @@ func (r *Relay) pass(ctx context.Context, number int) (claimed bool, sent int, e
 	return true, len(acknowledged) + len(bad), sendErr
 }
 
-// send hands rows to Kafka and waits for its answers. The lease is renewed meanwhile; should it be lost all the same, another relay sends
-// the same rows in the same order, so the first copy of each still stands in order.
+// send hands rows to Kafka and waits for its answers. Kafka refuses a batch for its size as a whole, with all of its rows: each of them is sent again by
+// itself, and what is too large even then can never be sent.
 func (r *Relay) send(ctx context.Context, number, slot int, rows []row) (acknowledged []int64, bad []Aside, err error) {
+	r.alone.RLock()
+	acknowledged, bad, large, err := r.try(ctx, number, slot, rows)
+	r.alone.RUnlock()
+	for _, x := range large {
+		if err != nil {
+			break // they come again
+		}
+		r.alone.Lock()
+		sent, refused, tooLarge, e := r.try(ctx, number, slot, []row{x})
+		r.alone.Unlock()
+		acknowledged, bad, err = append(acknowledged, sent...), append(bad, refused...), e
+		for _, x := range tooLarge {
+			bad = append(bad, aside(x, kerr.MessageTooLarge))
+		}
+	}
+	return acknowledged, bad, err
+}
+
+func aside(x row, why error) Aside {
+	return Aside{Seq: x.seq, Source: x.source, ID: x.id, Reason: clip(why.Error()), Event: string(x.event)}
+}
+
+// try sends rows once. The lease is renewed meanwhile; should it be lost all the same, another relay sends the same rows in the same order, so
+// the first copy of each still stands in order.
+func (r *Relay) try(ctx context.Context, number, slot int, rows []row) (acknowledged []int64, bad []Aside, large []row, err error) {
 	type outcome struct {
 		i   int
 		err error
@@ -276,9 +306,10 @@ func (r *Relay) send(ctx context.Context, number, slot int, rows []row) (acknowl
 		switch {
 		case e == nil:
 			acknowledged = append(acknowledged, rows[i].seq)
+		case errors.Is(e, kerr.MessageTooLarge):
+			large = append(large, rows[i])
 		case forEver(e):
-			x := rows[i]
-			bad = append(bad, Aside{Seq: x.seq, Source: x.source, ID: x.id, Reason: clip(e.Error()), Event: string(x.event)})
+			bad = append(bad, aside(rows[i], e))
 		default:
 			err = errors.Join(err, e)
 		}
@@ -318,10 +349,10 @@ func (r *Relay) send(ctx context.Context, number, slot int, rows []row) (acknowl
 				r.looked(number, fmt.Errorf("kafka has not acknowledged %d rows for %s", waiting, silent.Round(time.Second)))
 			}
 		case <-ctx.Done():
-			return acknowledged, bad, errors.Join(err, fmt.Errorf("%d rows of the outbox are not acknowledged yet (they will be sent again): %w", waiting, context.Cause(ctx)))
+			return acknowledged, bad, large, errors.Join(err, fmt.Errorf("%d rows of the outbox are not acknowledged yet (they will be sent again): %w", waiting, context.Cause(ctx)))
 		}
 	}
-	return acknowledged, bad, err
+	return acknowledged, bad, large, err
 }
 
 // forEver reports whether an event can never be sent. An unknown error is none of these: it is tried again.

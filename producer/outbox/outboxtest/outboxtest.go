@@ -40,6 +40,7 @@ func Run(t *testing.T, d outbox.Dialect, open func(t *testing.T) *sql.DB) {
 		{"ManyEventsOfOneTransaction", many},
 		{"APoisonRowIsSetAsideAndItsIdentityWaits", poison},
 		{"WhatKafkaRefusesForEverIsSetAside", tooLarge},
+		{"ABatchThatIsTooLargeIsSentRowByRow", batchTooLarge},
 		{"DeathBetweenAcknowledgementAndMarkSendsAgain", diesBeforeMark},
 		{"TwoRelaysKeepTheOrderOfEachIdentity", twoRelays},
 		{"ALeaseThatIsLostKeepsTheOrder", lostLeases},
@@ -450,7 +451,7 @@ func second(_ string, err error) error { return err }
 
 func tooLarge(r *rig) {
 	r.migrate()
-	r.kafka.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Err: kerr.MessageTooLarge, Count: 1})
+	r.kafka.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Err: kerr.MessageTooLarge, Count: 2})
 	r.insert(event("big", 1))
 	w := r.relay(r.db, nil)
 	r.eventually("it is set aside", func() bool { return r.lag().Aside == 1 })
@@ -465,6 +466,38 @@ func tooLarge(r *rig) {
 	w.with(func() {
 		if len(w.aside) != 1 || w.sent != 1 || !strings.Contains(w.aside[0].Reason, "MESSAGE_TOO_LARGE") {
 			r.Errorf("%d sent, set aside %+v", w.sent, w.aside)
+		}
+	})
+}
+
+// batchTooLarge has a broker that takes no batch of several records, as one does whose largest message is smaller than the producer's batch.
+func batchTooLarge(r *rig) {
+	r.migrate()
+	several := func(req kmsg.Request) bool {
+		for _, t := range req.(*kmsg.ProduceRequest).Topics {
+			for _, p := range t.Partitions {
+				var b kmsg.RecordBatch
+				if b.ReadFrom(p.Records) == nil && b.NumRecords > 1 {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	refusals := r.kafka.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Err: kerr.MessageTooLarge, Count: -1, When: several})
+	var events []producer.Event
+	for i := range 60 {
+		events = append(events, event(fmt.Sprint("e", i), i+1))
+	}
+	r.insert(events...)
+	w := r.relay(r.db, nil)
+	r.eventually("all are sent", func() bool { return r.lag() == outbox.Lag{} })
+	if got := r.firsts(); len(got) != len(events) || refusals.Hits() == 0 {
+		r.Errorf("%d of %d are in the log, after %d refusals", len(got), len(events), refusals.Hits())
+	}
+	w.with(func() {
+		if len(w.aside) > 0 {
+			r.Errorf("set aside: %+v", w.aside)
 		}
 	})
 }
