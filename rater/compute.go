@@ -12,6 +12,7 @@ import (
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/rater/document"
 	"github.com/kanjo-dev/kanjo/rater/mediation"
+	"github.com/kanjo-dev/kanjo/rater/money"
 	"github.com/kanjo-dev/kanjo/rater/pricebook"
 	"github.com/kanjo-dev/kanjo/rater/rating"
 	"github.com/kanjo-dev/kanjo/schemas/control"
@@ -132,7 +133,7 @@ func (c *computer) bodies(ctx context.Context, batch []*document.Cut) ([]compute
 			made.bytes, made.err = document.Canonical(made.body)
 		}
 		if made.err == nil && !made.adjusts() {
-			made.grants, made.err = c.grants(cut)
+			made.grants, made.err = c.grants(cut, made.body.Currency)
 		}
 		if made.err != nil {
 			made.err = fmt.Errorf("rate tenant %s for %s: %w", cut.Tenant, cut.Period, made.err)
@@ -147,11 +148,12 @@ func (c *computer) try(cut *document.Cut) error {
 	if err == nil {
 		_, err = c.effects([]*document.Cut{cut})
 	}
+	var body *document.Body
 	if err == nil {
-		_, err = c.grants(cut)
+		body, err = c.body(cut, versions, &mediation.Result{Usage: make([][]rating.Usage, len(cut.Segments))}, nil)
 	}
 	if err == nil {
-		_, err = c.body(cut, versions, &mediation.Result{Usage: make([][]rating.Usage, len(cut.Segments))}, nil)
+		_, err = c.grants(cut, body.Currency)
 	}
 	if err != nil {
 		return fmt.Errorf("tenant %s: %w", cut.Tenant, err)
@@ -270,8 +272,9 @@ func (c *computer) version(s document.CutSegment) (*pricebook.Version, error) {
 	return v, nil
 }
 
-// grants returns the prepaid credits of the cut's last contract that have not expired before the period and do not begin after it.
-func (c *computer) grants(cut *document.Cut) ([]document.Grant, error) {
+// grants returns the prepaid credits of the cut's last contract that have not expired before the period and do not begin after it. One that is
+// no amount of the currency is an error here, where it concerns its tenant alone.
+func (c *computer) grants(cut *document.Cut, currency string) ([]document.Grant, error) {
 	i := len(cut.Segments) - 1
 	for i >= 0 && cut.Segments[i].Contract == "" {
 		i--
@@ -288,11 +291,18 @@ func (c *computer) grants(cut *document.Cut) ([]document.Grant, error) {
 	if err != nil {
 		return nil, err
 	}
+	in, err := money.CurrencyOf(currency)
+	if err != nil {
+		return nil, err
+	}
 	first, last := cut.Start.In(zone).Format(time.DateOnly), cut.End.Add(-1).In(zone).Format(time.DateOnly)
 	var out []document.Grant
 	for _, p := range contract.Prepaid {
 		if p.Until != "" && p.Until <= first || p.From > last {
 			continue
+		}
+		if _, err := in.ParseAmount(string(p.Amount)); err != nil {
+			return nil, fmt.Errorf("prepaid credit %s of contract %s version %d: %w", p.Key, s.Contract, s.ContractVersion, err)
 		}
 		out = append(out, document.Grant{Key: p.Key, Description: p.Description, Amount: string(p.Amount), Until: p.Until, Priority: p.Priority})
 	}

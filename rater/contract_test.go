@@ -246,6 +246,20 @@ func TestALaterVersionPricesWhatHadNoPriceAndNothingElse(t *testing.T) {
 	}
 }
 
+// What is wrong with one contract is found before its cut, and says which it is; the others are not held up by it.
+func TestACreditThatIsNoAmountOfTheCurrencyConcernsItsTenantAlone(t *testing.T) {
+	terms := control.Contract{PriceBook: "standard", Prepaid: []control.Prepaid{{Key: "odd", Amount: "1.50"}}}
+	dir := controlPlane(t, 0, tenantDoc(1, "", contracted("Asia/Tokyo", "c")), doc(control.KindContract, "c", 1, "", terms))
+	p, err := plan(dir, sendersOf(dir), "acme", ym(t, "2026-07"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newComputer(dir, nil)
+	if err := c.try(&p.cut); err == nil || !strings.Contains(err.Error(), "prepaid credit odd of contract c version 1: 1.50 JPY") {
+		t.Errorf("it is tried with %v", err)
+	}
+}
+
 // A query answers for tenants with contracts of their own as for others; only what their prices distinguish tells batches apart.
 func TestContractsDoNotMakeBatchesOfTheirOwn(t *testing.T) {
 	docs := []control.Document{}

@@ -351,7 +351,7 @@ func (v *verifier) statements() {
 		chain := v.chains[tenant]
 		for s, ok := chain[""]; ok; s, ok = chain[s.Head] {
 			delete(chain, s.Envelope.PreviousOfTenant) // a chain that runs in a circle ends
-			grants, err := v.grantsOf(&s.Envelope)
+			grants, err := v.grantsOf(&s)
 			if err == nil {
 				err = account.Check(s, grants)
 			}
@@ -362,12 +362,12 @@ func (v *verifier) statements() {
 	}
 }
 
-func (v *verifier) grantsOf(e *document.Envelope) ([]document.Grant, error) {
-	cut := v.cuts[waveOf(e)]
-	if e.Kind != document.KindInvoice || cut == nil {
+func (v *verifier) grantsOf(s *document.Settled) ([]document.Grant, error) {
+	cut := v.cuts[waveOf(&s.Envelope)]
+	if s.Envelope.Kind != document.KindInvoice || cut == nil {
 		return nil, nil // a cut that is missing is found elsewhere
 	}
-	return v.computer.grants(cut)
+	return v.computer.grants(cut, s.Currency())
 }
 
 // keys checks that the rows of a batch have the keys of their source and id.

@@ -180,6 +180,9 @@ type Settled struct {
 	body     summary
 }
 
+// Currency returns the code of the document's currency.
+func (s *Settled) Currency() string { return s.body.Currency }
+
 // SettledOf reads a document.
 func SettledOf(d *Document) (Settled, error) {
 	s := Settled{Envelope: d.Envelope, Head: d.Head}
