@@ -37,6 +37,7 @@ func TestKilledBetweenAcknowledgementAndMarkNothingIsLost(t *testing.T) {
 	broker := engines.SharedKafka(t)
 	for name, database := range databases(t, "killed") {
 		t.Run(name, func(t *testing.T) {
+			nothingIsLeft(t)
 			r := newRig(t, "killed-"+strings.ToLower(name), broker.Addr, database)
 			r.cfg.Batch = 40
 			text, err := json.Marshal(r.cfg)

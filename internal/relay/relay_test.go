@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"go.uber.org/goleak"
 
 	"github.com/kanjo-dev/kanjo/internal/engines"
 	"github.com/kanjo-dev/kanjo/internal/kafka"
@@ -57,8 +58,16 @@ func open(tb testing.TB, c sqldb.Config) *sql.DB {
 	return db
 }
 
+// nothingIsLeft fails the test when goroutines outlive it that are younger than the engines.
+func nothingIsLeft(t *testing.T) {
+	t.Helper()
+	running := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, running) })
+}
+
 func TestPostgreSQL(t *testing.T) {
 	server := engines.SharedPostgres(t)
+	nothingIsLeft(t)
 	var mu sync.Mutex
 	made := make(map[*testing.T]sqldb.Config)
 	outboxtest.Run(t, outbox.PostgreSQL, func(t *testing.T) *sql.DB {
