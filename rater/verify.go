@@ -1,6 +1,7 @@
 package rater
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -103,7 +104,7 @@ func Verify(ctx context.Context, deps Deps, opts VerifyOptions) (*VerifyReport, 
 type walker struct {
 	report   VerifyReport
 	cuts     map[document.Wave]*document.Cut
-	invoices map[document.TenantPeriod]string
+	waves    map[document.TenantPeriod][]wave
 	sequence map[string]int64
 	heads    map[string]bool
 	links    []link                                 // from a document to one that may lie on another partition
@@ -112,10 +113,15 @@ type walker struct {
 
 type link struct{ number, to string }
 
+type wave struct {
+	n            int
+	kind, number string
+}
+
 func newWalker() *walker {
 	return &walker{
 		report: VerifyReport{Findings: []VerifyFinding{}, Heads: make(map[string]string)},
-		cuts:   make(map[document.Wave]*document.Cut), invoices: make(map[document.TenantPeriod]string),
+		cuts:   make(map[document.Wave]*document.Cut), waves: make(map[document.TenantPeriod][]wave),
 		sequence: make(map[string]int64), heads: make(map[string]bool), chains: make(map[string]map[string]document.Settled),
 	}
 }
@@ -147,14 +153,7 @@ func (w *walker) document(d *document.Document) {
 		w.links = append(w.links, link{e.Number, e.PreviousOfTenant})
 	}
 	k := document.TenantPeriod{Tenant: e.Tenant, Period: e.Period}
-	if e.Kind == document.KindInvoice {
-		if other := w.invoices[k]; other != "" {
-			w.found(FoundTwice, e.Number, "document %s is the invoice of tenant %s for %s already", other, e.Tenant, e.Period)
-		}
-		w.invoices[k] = e.Number
-	} else if e.Kind == document.KindCredit {
-		delete(w.invoices, k)
-	}
+	w.waves[k] = append(w.waves[k], wave{e.Wave, e.Kind, e.Number})
 	w.settled(d)
 	w.sequence[e.Series], w.report.Heads[e.Series] = e.Sequence, d.Head
 	w.heads[d.Head] = true
@@ -178,6 +177,7 @@ func (w *walker) settled(d *document.Document) {
 }
 
 func (w *walker) finish(kept []string) {
+	w.invoicedTwice()
 	for _, l := range w.links {
 		if !w.heads[l.to] {
 			w.found(FoundBrokenLink, l.number, "it links to the tenant's document with head %.12s, which is not there", l.to)
@@ -186,6 +186,29 @@ func (w *walker) finish(kept []string) {
 	for _, h := range kept {
 		if !w.heads[h] {
 			w.found(FoundHeadMissing, "", "no document has head %s: its document, or one before it, was taken out or rewritten", h)
+		}
+	}
+}
+
+// invoicedTwice finds second invoices. It is done at the end, because the documents of a period may lie in several series.
+func (w *walker) invoicedTwice() {
+	periods := slices.SortedFunc(maps.Keys(w.waves), func(a, b document.TenantPeriod) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Period, b.Period))
+	})
+	for _, k := range periods {
+		list := w.waves[k]
+		slices.SortStableFunc(list, func(a, b wave) int { return cmp.Compare(a.n, b.n) })
+		stands := ""
+		for _, d := range list {
+			switch d.kind {
+			case document.KindInvoice:
+				if stands != "" {
+					w.found(FoundTwice, d.number, "document %s is the invoice of tenant %s for %s already", stands, k.Tenant, k.Period)
+				}
+				stands = d.number
+			case document.KindCredit:
+				stands = ""
+			}
 		}
 	}
 }

@@ -43,6 +43,9 @@ type Archive struct {
 
 	issued   map[string]time.Time // of TenantHeads
 	accounts map[string]*account  // by tenant
+	cuts     map[Wave]*Cut        // of every invoice
+	// early are documents that were read before the one that they follow.
+	early map[TenantPeriod][]*Envelope
 }
 
 // NewArchive returns an empty archive.
@@ -51,7 +54,7 @@ func NewArchive() *Archive {
 		Cuts: make(map[TenantPeriod]*Cut), Invoices: make(map[TenantPeriod]*Envelope), Waves: make(map[TenantPeriod]int),
 		SeriesHeads: make(map[string]string), TenantHeads: make(map[string]string),
 		Sequences: make(map[string]int64), Next: make(map[int32]int64), issued: make(map[string]time.Time),
-		accounts: make(map[string]*account),
+		accounts: make(map[string]*account), cuts: make(map[Wave]*Cut), early: make(map[TenantPeriod][]*Envelope),
 	}
 }
 
@@ -64,13 +67,20 @@ func ReadArchive(ctx context.Context, cfg kafka.Config) (*Archive, error) {
 // Update reads what has been added since. Records of different partitions come in any order, so the tenant's head is that of the
 // document issued last; a tenant's documents lie in one series unless its series was changed.
 func (a *Archive) Update(ctx context.Context, cfg kafka.Config) error {
-	return Read(ctx, cfg, a.Next, func(c *Cut, d *Document) error {
+	err := Read(ctx, cfg, a.Next, func(c *Cut, d *Document) error {
 		if c != nil {
 			a.addCut(c)
 			return nil
 		}
 		return a.addDocument(d)
 	})
+	for k, early := range a.early {
+		if err != nil {
+			break
+		}
+		err = fmt.Errorf("%w: %s is document %d of tenant %s for %s, and %d is not there", ErrChain, early[0].Number, early[0].Wave, k.Tenant, k.Period, a.NextWave(k))
+	}
+	return err
 }
 
 // Read calls fn for each committed record from the offsets on, up to the end of the topic as it stands at the call, and moves the
@@ -104,12 +114,26 @@ func Read(ctx context.Context, cfg kafka.Config, next map[int32]int64, fn func(*
 // addCut keeps the first cut of an invoice in its highest revision: a fenced closer cannot have written a second one, so another is an accident, and the
 // first is what documents were made of.
 func (a *Archive) addCut(c *Cut) {
-	k := TenantPeriod{c.Tenant, c.Period}
 	if c.Wave > 0 && !c.Again {
 		return
 	}
-	if was := a.Cuts[k]; was == nil || a.Invoices[k] == nil && was.Wave == c.Wave && c.Revision > was.Revision {
+	w := Wave{TenantPeriod{c.Tenant, c.Period}, c.Wave}
+	if was := a.cuts[w]; was == nil || c.Revision > was.Revision {
+		a.cuts[w] = c
+		a.chooseCut(w.TenantPeriod)
+	}
+}
+
+// chooseCut makes Cuts hold the cut of the invoice that stands, or else of the one that is to be made.
+func (a *Archive) chooseCut(k TenantPeriod) {
+	wave := a.NextWave(k)
+	if e := a.Invoices[k]; e != nil {
+		wave = e.Wave
+	}
+	if c := a.cuts[Wave{k, wave}]; c != nil {
 		a.Cuts[k] = c
+	} else {
+		delete(a.Cuts, k)
 	}
 }
 
@@ -118,22 +142,11 @@ func (a *Archive) addDocument(d *Document) error {
 	if err := a.follows(e); err != nil {
 		return err
 	}
-	k := TenantPeriod{e.Tenant, e.Period}
-	next := a.NextWave(k)
-	switch invoice := a.Invoices[k]; {
-	case e.Kind == KindInvoice && invoice != nil:
-		return fmt.Errorf("%w: %s and %s are both the invoice of tenant %s for %s", ErrChain, invoice.Number, e.Number, e.Tenant, e.Period)
-	case e.Wave != next || e.Kind != KindInvoice && invoice == nil:
-		return fmt.Errorf("%w: %s is document %d of tenant %s for %s, and %d must follow the invoice", ErrChain, e.Number, e.Wave, e.Tenant, e.Period, next)
-	case e.Kind == KindInvoice:
-		a.Invoices[k] = e
-	case e.Kind == KindCredit:
-		delete(a.Invoices, k)
-		delete(a.Cuts, k)
-	case e.Kind != KindAdjustment:
-		return fmt.Errorf("document %s has kind %q: a newer version of Kanjo wrote it; use that version", e.Number, e.Kind)
+	a.Sequences[e.Series] = e.Sequence
+	a.SeriesHeads[e.Series] = d.Head
+	if !e.IssuedAt.Before(a.issued[e.Tenant]) {
+		a.TenantHeads[e.Tenant], a.issued[e.Tenant] = d.Head, e.IssuedAt
 	}
-	a.Waves[k] = e.Wave
 	var body summary
 	if err := json.Unmarshal(d.Body, &body); err != nil {
 		return fmt.Errorf("read the body of document %s: %w", e.Number, err)
@@ -141,12 +154,40 @@ func (a *Archive) addDocument(d *Document) error {
 	if err := a.account(e.Tenant).add(e, body); err != nil {
 		return fmt.Errorf("document %s: %w", e.Number, err)
 	}
-	a.Sequences[e.Series] = e.Sequence
-	a.SeriesHeads[e.Series] = d.Head
-	if !e.IssuedAt.Before(a.issued[e.Tenant]) {
-		a.TenantHeads[e.Tenant], a.issued[e.Tenant] = d.Head, e.IssuedAt
+	// The document before it in its period may lie in another series, and be read later.
+	k := TenantPeriod{e.Tenant, e.Period}
+	a.early[k] = append(a.early[k], e)
+	return a.arrange(k)
+}
+
+// arrange takes in the documents of a tenant and period whose turn it is.
+func (a *Archive) arrange(k TenantPeriod) error {
+	for {
+		next := a.NextWave(k)
+		i := slices.IndexFunc(a.early[k], func(e *Envelope) bool { return e.Wave <= next })
+		if i < 0 {
+			if len(a.early[k]) == 0 {
+				delete(a.early, k)
+			}
+			return nil
+		}
+		e := a.early[k][i]
+		a.early[k] = slices.Delete(a.early[k], i, i+1)
+		switch invoice := a.Invoices[k]; {
+		case e.Kind == KindInvoice && invoice != nil:
+			return fmt.Errorf("%w: %s and %s are both the invoice of tenant %s for %s", ErrChain, invoice.Number, e.Number, e.Tenant, e.Period)
+		case e.Wave != next || e.Kind != KindInvoice && invoice == nil:
+			return fmt.Errorf("%w: %s is document %d of tenant %s for %s, and %d must follow the invoice", ErrChain, e.Number, e.Wave, e.Tenant, e.Period, next)
+		case e.Kind == KindInvoice:
+			a.Invoices[k] = e
+		case e.Kind == KindCredit:
+			delete(a.Invoices, k)
+		case e.Kind != KindAdjustment:
+			return fmt.Errorf("document %s has kind %q: a newer version of Kanjo wrote it; use that version", e.Number, e.Kind)
+		}
+		a.Waves[k] = e.Wave
+		a.chooseCut(k)
 	}
-	return nil
 }
 
 func (a *Archive) account(tenant string) *account {

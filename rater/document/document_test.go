@@ -146,6 +146,41 @@ func TestAnArchiveRefusesDocumentsThatDoNotFollow(t *testing.T) {
 	check("one is rewritten", &rewritten, docs[1])
 }
 
+// A tenant that was moved to another series has its new invoice there, and a reader may see it before the credit note.
+func TestDocumentsOfAPeriodMayLieInSeveralSeries(t *testing.T) {
+	a := NewArchive()
+	k := TenantPeriod{"acme", "2026-07"}
+	issue := func(kind, series string) *Document {
+		t.Helper()
+		d, err := a.Issue(Numbering{Series: series}, Draft{Kind: kind, Wave: Wave{k, a.NextWave(k)}, Body: []byte(`{"currency":"JPY","total":"5"}`)}, time.Unix(0, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	docs := []*Document{issue(KindInvoice, "a"), issue(KindAdjustment, "a"), issue(KindCredit, "a"), issue(KindInvoice, "b"), issue(KindAdjustment, "b")}
+	cut, again := &Cut{Tenant: "acme", Period: "2026-07"}, &Cut{Tenant: "acme", Period: "2026-07", Wave: 3, Again: true}
+	for _, order := range [][]int{{0, 1, 2, 3, 4}, {3, 4, 0, 1, 2}, {0, 3, 1, 4, 2}, {3, 0, 1, 2, 4}} {
+		b := NewArchive()
+		b.addCut(again)
+		for _, i := range order {
+			if err := b.addDocument(docs[i]); err != nil {
+				t.Fatalf("read in the order %v: %v", order, err)
+			}
+			if i == 0 {
+				b.addCut(cut)
+			}
+		}
+		if b.Invoices[k] == nil || b.Invoices[k].Wave != 3 || b.Waves[k] != 4 || b.Cuts[k] != again || len(b.early) > 0 {
+			t.Errorf("read in the order %v: %+v, %d waves, cut %+v", order, b.Invoices[k], b.Waves[k], b.Cuts[k])
+		}
+	}
+	b := NewArchive()
+	if err := b.addDocument(docs[3]); err != nil || len(b.early[k]) != 1 || b.Invoices[k] != nil {
+		t.Errorf("the new invoice alone: %v, %+v", err, b.Invoices[k])
+	}
+}
+
 func TestUnknownRecordsStopACloser(t *testing.T) {
 	for _, bad := range []string{`{"record":"credit_note_v9"}`, `{}`, `not json`} {
 		if _, _, err := Decode([]byte("key"), []byte(bad)); err == nil {
