@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"go.uber.org/goleak"
 
 	"github.com/kanjo-dev/kanjo/internal/directory"
 	"github.com/kanjo-dev/kanjo/internal/engines"
@@ -53,6 +54,10 @@ type rig struct {
 
 func newRig(tb testing.TB, database sqldb.Config) *rig {
 	tb.Helper()
+	running := goleak.IgnoreCurrent() // the engines that tests share
+	// A query that was cut off by its context has its connection closed behind it, which the server is given some seconds for.
+	closing := goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn.(*PgConn).asyncClose.func1")
+	tb.Cleanup(func() { goleak.VerifyNone(tb, running, closing) })
 	c, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(partitions, schemas.TopicUnique),
 		kfake.BrokerConfigs(map[string]string{"group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "100"}))
 	if err != nil {
