@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 
 	"github.com/kanjo-dev/kanjo/internal/directory"
+	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/internal/ops"
 	"github.com/kanjo-dev/kanjo/internal/tracing"
 	"github.com/kanjo-dev/kanjo/schemas"
@@ -72,7 +73,7 @@ func (s stores) rebuilder(ctx context.Context, e *env, f func(counters.Rebuilder
 		return err
 	}
 	defer cl.Close()
-	listed, err := kadm.NewClient(cl).ListStartOffsets(ctx, schemas.TopicUnique)
+	listed, err := kafka.Offsets(ctx, kadm.NewClient(cl).ListStartOffsets, schemas.TopicUnique)
 	if err == nil {
 		err = listed.Error()
 	}

@@ -312,7 +312,7 @@ func endOffset(ctx context.Context, cl *kgo.Client) (int64, error) {
 func endOffsetOnce(ctx context.Context, cl *kgo.Client) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	ends, err := kadm.NewClient(cl).ListEndOffsets(ctx, schemas.TopicControl)
+	ends, err := kafka.Offsets(ctx, kadm.NewClient(cl).ListEndOffsets, schemas.TopicControl)
 	if err != nil {
 		return 0, fmt.Errorf("fetch the end of %s: %w", schemas.TopicControl, err)
 	}

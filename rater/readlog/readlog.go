@@ -76,14 +76,14 @@ func Range(ctx context.Context, cfg kafka.Config, topic string, from, to map[int
 func Ends(ctx context.Context, cl *kgo.Client, topic string) (starts, ends map[int32]int64, err error) {
 	adm := kadm.NewClient(cl)
 	starts, ends = make(map[int32]int64), make(map[int32]int64)
-	first, err := adm.ListStartOffsets(ctx, topic)
+	first, err := kafka.Offsets(ctx, adm.ListStartOffsets, topic)
 	if err == nil {
 		err = first.Error()
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("look up the start of topic %s: %w", topic, err)
 	}
-	next, err := adm.ListEndOffsets(ctx, topic)
+	next, err := kafka.Offsets(ctx, adm.ListEndOffsets, topic)
 	if err == nil {
 		err = next.Error()
 	}

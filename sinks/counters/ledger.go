@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/kanjo-dev/kanjo/internal/kafka"
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
@@ -34,14 +35,14 @@ func (l Ledger) Fence(ctx context.Context) ([]int64, error) {
 		group = "kanjo-ledger"
 	}
 	adm := kadm.NewClient(l.Kafka)
-	starts, err := adm.ListStartOffsets(ctx, schemas.TopicUnique)
+	starts, err := kafka.Offsets(ctx, adm.ListStartOffsets, schemas.TopicUnique)
 	if err == nil {
 		err = starts.Error()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look up the start of usage.unique: %w", err)
 	}
-	ends, err := adm.ListCommittedOffsets(ctx, schemas.TopicUnique)
+	ends, err := kafka.Offsets(ctx, adm.ListCommittedOffsets, schemas.TopicUnique)
 	if err == nil {
 		err = ends.Error()
 	}
