@@ -58,6 +58,9 @@ type Answer struct {
 	RetryAfter int64
 	Retry      bool
 	Now        time.Time // the store's; zero when it is not known
+
+	// lost is why one of two stores could not be asked, which its limits allow: for those who look at the brake.
+	lost error
 }
 
 // Config is what a Service needs.
@@ -173,7 +176,7 @@ func (s *Service) ask(ctx context.Context, verb counters.Verb, r Request) (Answe
 		return s.unknown(&demand, err), nil
 	}
 	s.metrics.writes.WithLabelValues(string(verb)).Add(float64(reply.Writes))
-	a := Answer{Counted: !reply.Uncounted, Replayed: reply.Replayed, Expires: reply.Expires, Cut: verb == counters.Reserve && reply.Allowed && !reply.Replayed && reply.Expires.Sub(reply.Now) < life.Truncate(time.Millisecond), Now: reply.Now, Limits: known(demand.statuses(&reply, verb), unknown)}
+	a := Answer{Counted: !reply.Uncounted, Replayed: reply.Replayed, Expires: reply.Expires, Cut: verb == counters.Reserve && reply.Allowed && !reply.Replayed && reply.Expires.Sub(reply.Now) < life.Truncate(time.Millisecond), Now: reply.Now, Limits: known(demand.statuses(&reply, verb), unknown), lost: unknown.cause}
 	if reply.Allowed {
 		a.Outcome = Allowed
 		return a, nil
@@ -189,8 +192,8 @@ func (s *Service) ask(ctx context.Context, verb counters.Verb, r Request) (Answe
 }
 
 // known leaves out what was not read from its counter.
-func known(list []Status, unknown map[int]bool) []Status {
-	return slices.DeleteFunc(list, func(st Status) bool { return unknown[st.Leg] })
+func known(list []Status, unknown unasked) []Status {
+	return slices.DeleteFunc(list, func(st Status) bool { return unknown.legs[st.Leg] })
 }
 
 // unknown is the answer when the store does not give one.
@@ -346,7 +349,7 @@ func (s *Service) Limits(ctx context.Context, tenant string, subjects map[string
 		if err != nil {
 			return 0, err
 		}
-		a = Answer{Outcome: Allowed, Counted: !reply.Uncounted, Now: reply.Now, Limits: known(demand.statuses(&reply, counters.Check), unknown)}
+		a = Answer{Outcome: Allowed, Counted: !reply.Uncounted, Now: reply.Now, Limits: known(demand.statuses(&reply, counters.Check), unknown), lost: unknown.cause}
 		return reply.Writes, nil
 	})
 	if err != nil {
@@ -381,11 +384,15 @@ func (s *Service) observe(verb, tenant string, a Answer, err error) {
 		if _, conflict := errors.AsType[*counters.ConflictError](err); conflict {
 			outcome = "conflict"
 		}
-	case a.Outcome == Allowed && a.Reason != "":
+	case a.Outcome == Allowed && (a.Reason != "" || a.lost != nil):
 		outcome = "allowed_uncounted"
 	}
-	s.metrics.answers.WithLabelValues(verb, outcome, string(a.Reason)).Inc()
-	s.brake.saw(tenant, a.Reason, a.Cause)
+	reason, cause := a.Reason, a.Cause
+	if reason == "" && a.lost != nil {
+		reason, cause = cannot(a.lost).Reason, a.lost
+	}
+	s.metrics.answers.WithLabelValues(verb, outcome, string(reason)).Inc()
+	s.brake.saw(tenant, reason, cause)
 }
 
 // fingerprint is of everything that makes an ask the same ask.

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -62,22 +63,28 @@ func split(c counters.ReserveCall, d *Demand) (durable, fast part) {
 	return durable, fast
 }
 
-// do carries a call out. Legs whose store could not be asked are in unknown, by index.
-func (s stores) do(ctx context.Context, c counters.ReserveCall, d *Demand) (reply counters.ReserveReply, unknown map[int]bool, err error) {
+// unasked are the legs, by index, whose store could not be asked, and why. The zero value is none.
+type unasked struct {
+	legs  map[int]bool
+	cause error
+}
+
+// do carries a call out.
+func (s stores) do(ctx context.Context, c counters.ReserveCall, d *Demand) (reply counters.ReserveReply, unknown unasked, err error) {
 	durable, fast := split(c, d)
 	switch {
 	case len(durable.at) == 0:
 		if s.fast == nil {
-			return reply, nil, noStore(c.Tenant)
+			return reply, unknown, noStore(c.Tenant)
 		}
 		reply, err = s.fast.Do(ctx, c)
-		return reply, nil, err
+		return reply, unknown, err
 	case len(fast.at) == 0:
 		if s.durable == nil {
-			return reply, nil, noStore(c.Tenant)
+			return reply, unknown, noStore(c.Tenant)
 		}
 		reply, err = s.durable.Do(ctx, c)
-		return reply, nil, err
+		return reply, unknown, err
 	}
 	return s.mixed(ctx, c, &durable, &fast)
 }
@@ -89,13 +96,13 @@ func noStore(tenant string) error {
 // outcome is what became of a part.
 type outcome struct {
 	counters.ReserveReply
-	lost bool // it could not be counted, which its limits allow
+	lost error // why it could not be counted, which its limits allow
 }
 
-func (s stores) mixed(ctx context.Context, c counters.ReserveCall, durable, fast *part) (counters.ReserveReply, map[int]bool, error) {
+func (s stores) mixed(ctx context.Context, c counters.ReserveCall, durable, fast *part) (counters.ReserveReply, unasked, error) {
 	first, err := s.first(ctx, durable)
 	if err != nil {
-		return counters.ReserveReply{}, nil, err
+		return counters.ReserveReply{}, unasked{}, err
 	}
 	takes := c.Verb == counters.Reserve || c.Verb == counters.CountIt
 	undo := func() {
@@ -113,16 +120,16 @@ func (s stores) mixed(ctx context.Context, c counters.ReserveCall, durable, fast
 	second.ReserveReply, err = s.askFast(ctx, fast)
 	switch {
 	case err != nil && !first.Allowed, err != nil && fast.may && errors.Is(err, counters.ErrCannotCount):
-		second = outcome{ReserveReply: counters.ReserveReply{Allowed: true, Uncounted: true, Now: first.Now, Expires: first.Expires, Legs: make([]counters.LegCount, len(fast.at))}, lost: true}
+		second = outcome{ReserveReply: counters.ReserveReply{Allowed: true, Uncounted: true, Now: first.Now, Expires: first.Expires, Legs: make([]counters.LegCount, len(fast.at))}, lost: err}
 	case err != nil:
-		if takes && !first.lost {
+		if takes && first.lost == nil {
 			undo()
 		}
-		return counters.ReserveReply{}, nil, err
-	case !second.Allowed && takes && first.Allowed && !first.lost:
+		return counters.ReserveReply{}, unasked{}, err
+	case !second.Allowed && takes && first.Allowed && first.lost == nil:
 		undo()
 	}
-	if c.Verb == counters.CountIt && first.Allowed && second.Allowed && !first.lost {
+	if c.Verb == counters.CountIt && first.Allowed && second.Allowed && first.lost == nil {
 		amounts := make(map[string]int64)
 		for _, l := range durable.call.Legs {
 			amounts[l.Metric] = l.Amount
@@ -130,7 +137,7 @@ func (s stores) mixed(ctx context.Context, c counters.ReserveCall, durable, fast
 		// What the hold counts is pending from now on, like the rest. Repeated, it finds that done.
 		reply, err := s.durable.Settle(ctx, counters.Settlement{Tenant: c.Tenant, ID: c.ID, Fingerprint: c.Fingerprint, Amounts: amounts})
 		if err != nil {
-			return counters.ReserveReply{}, nil, err
+			return counters.ReserveReply{}, unasked{}, err
 		}
 		first.Writes += reply.Writes
 	}
@@ -164,25 +171,25 @@ func (s stores) first(ctx context.Context, p *part) (out outcome, err error) {
 		}
 	}
 	if err != nil && p.may && errors.Is(err, counters.ErrCannotCount) {
-		return outcome{ReserveReply: counters.ReserveReply{Allowed: true, Uncounted: true, Legs: make([]counters.LegCount, len(p.at))}, lost: true}, nil
+		return outcome{ReserveReply: counters.ReserveReply{Allowed: true, Uncounted: true, Legs: make([]counters.LegCount, len(p.at))}, lost: err}, nil
 	}
 	return out, err
 }
 
 // join makes one reply of two. Where only one of them had been given before, both tell their counts as they were before the ask.
-func join(c counters.ReserveCall, durable, fast *part, first, second *outcome) (counters.ReserveReply, map[int]bool) {
+func join(c counters.ReserveCall, durable, fast *part, first, second *outcome) (counters.ReserveReply, unasked) {
 	out := counters.ReserveReply{
 		Allowed: first.Allowed && second.Allowed, Uncounted: first.Uncounted || second.Uncounted, Writes: first.Writes + second.Writes,
-		Replayed: (first.Replayed || first.lost) && (second.Replayed || second.lost) && !(first.lost && second.lost),
+		Replayed: (first.Replayed || first.lost != nil) && (second.Replayed || second.lost != nil) && (first.lost == nil || second.lost == nil),
 		Now:      second.Now, Expires: second.Expires, Legs: make([]counters.LegCount, len(c.Legs)),
 	}
-	if !first.lost && (second.lost || first.Expires.Before(out.Expires)) && c.Verb == counters.Reserve {
+	if first.lost == nil && (second.lost != nil || first.Expires.Before(out.Expires)) && c.Verb == counters.Reserve {
 		out.Expires = first.Expires
 	}
 	if out.Now.IsZero() {
 		out.Now = first.Now
 	}
-	unknown := make(map[int]bool)
+	unknown := unasked{legs: make(map[int]bool), cause: cmp.Or(first.lost, second.lost)}
 	for _, x := range []struct {
 		p *part
 		o *outcome
@@ -198,8 +205,8 @@ func join(c counters.ReserveCall, durable, fast *part, first, second *outcome) (
 				}
 			}
 			out.Legs[at] = n
-			if x.o.lost {
-				unknown[at] = true
+			if x.o.lost != nil {
+				unknown.legs[at] = true
 			}
 		}
 	}

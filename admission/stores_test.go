@@ -193,6 +193,9 @@ func TestWithoutTheDurableStoreItsLimitsCannotBeCounted(t *testing.T) {
 		if a.Counted || len(a.Limits) != 1 || a.Limits[0].Name == name {
 			t.Errorf("%s is away: %+v", name, a)
 		}
+		if p.brake.buckets() != 1 {
+			t.Errorf("%s is away, and the brake does not say so", name)
+		}
 		tellsOutcome(t, p.ask(counters.Reserve, "b", 20), OverLimit, map[string]string{"cap": "fast", "fast": "cap"}[name])
 	}
 }
