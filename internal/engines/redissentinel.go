@@ -61,7 +61,7 @@ func startSentinel(ctx context.Context, dir, masterHost, masterPort string) (*Re
 	err = s.launch(ctx, 0, 1, func(ports []*port) {
 		s.Addr = ports[0].addr()
 		text := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir %s\nsentinel monitor %s %s %s 1\n", ports[0].number, dir, SentinelMaster, masterHost, masterPort) +
-			fmt.Sprintf("sentinel down-after-milliseconds %[1]s 500\nsentinel failover-timeout %[1]s 5000\n", SentinelMaster)
+			fmt.Sprintf("sentinel down-after-milliseconds %[1]s 500\nsentinel failover-timeout %[1]s 1500\n", SentinelMaster)
 		failed = os.WriteFile(conf, []byte(text), 0o644)
 	})
 	return s, errors.Join(failed, err)

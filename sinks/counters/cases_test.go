@@ -137,9 +137,10 @@ func TestT11TrafficOfOthersProlongsNoHold(t *testing.T) {
 			}
 		}
 		r, err := d.Do(t.Context(), ReserveCall{Verb: Check, Tenant: "shop", Legs: []Leg{leg}})
-		switch held := r.Legs[0].Held; {
-		case err != nil:
+		if err != nil {
 			return err
+		}
+		switch held := r.Legs[0].Held; {
 		case held == 0 && r.Now.Before(first.Expires):
 			t.Fatalf("the hold was gone at %s, before %s", r.Now, first.Expires)
 		case held != 0 && r.Now.After(first.Expires):

@@ -232,6 +232,7 @@ func (c *city) moveASlot(t *testing.T, tenant string) {
 	var mu sync.Mutex
 	passed, unknown := 0, 0
 	loaded, stop := context.WithCancel(ctx)
+	defer load.Wait()
 	defer stop()
 	for caller := range 2 {
 		load.Go(func() {
@@ -392,8 +393,8 @@ func (c *city) loseWrites(t *testing.T, tenant string) {
 		t.Error("an ask was answered without a master")
 	}
 	check(replica.Restart(ctx))
+	promoted := time.Now() // at the earliest
 	check(replica.Promote(ctx))
-	promoted := time.Now()
 	c.cluster.Masters[i] = replica
 	// The first certain answer must come after the longest life of a hold, with the numbers of the log.
 	first := c.certain(Reserve, tenant, "after", limited)
