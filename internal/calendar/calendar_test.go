@@ -60,6 +60,7 @@ func TestDaysHaveTheLengthThatTheirZoneGivesThem(t *testing.T) {
 	check("Pacific/Apia", "2011-12-31", "2011-12-30T10:00:00Z", "24h")
 	check("America/Havana", "2026-11-01", "2026-11-01T04:00:00Z", "25h") // midnight occurs twice; the first one counts
 	check("Africa/Cairo", "2026-04-24", "2026-04-23T22:00:00Z", "23h")   // midnight is skipped
+	check("Asia/Beirut", "2026-03-29", "2026-03-28T22:00:00Z", "23h")    // midnight is skipped
 	check("Asia/Kathmandu", "2026-07-01", "2026-06-30T18:15:00Z", "24h")
 	check("America/St_Johns", "2010-11-07", "2010-11-07T02:30:00Z", "25h") // from 00:01 back to 23:01 of the 6th
 	check("America/St_Johns", "2010-11-06", "2010-11-06T02:30:00Z", "24h")
