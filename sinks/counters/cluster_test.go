@@ -121,16 +121,6 @@ func (c *city) oneTag() {
 	}
 }
 
-// masters runs a command on every master that lives.
-func (c *city) masters(command ...any) {
-	c.Helper()
-	for _, m := range c.cluster.Masters {
-		if err := m.Do(c.Context(), command...); err != nil {
-			c.Fatal(err)
-		}
-	}
-}
-
 func (c *city) nodeID(r *engines.Redis) string {
 	c.Helper()
 	node := goredis.NewClient(&goredis.Options{Addr: r.Addr})
