@@ -1,7 +1,6 @@
 package counters
 
 import (
-	"io"
 	"net"
 	"sync"
 	"testing"
@@ -18,6 +17,7 @@ type proxy struct {
 	conns map[net.Conn]bool
 	down  bool // refuses connections
 	deaf  bool // drops what the server answers
+	mute  bool // drops what the clients ask
 }
 
 func newProxy(tb testing.TB, to string) *proxy {
@@ -47,7 +47,25 @@ func newProxy(tb testing.TB, to string) *proxy {
 			p.mu.Lock()
 			p.conns[c], p.conns[up] = true, true
 			p.mu.Unlock()
-			p.wg.Go(func() { defer p.close(c, up); io.Copy(up, c) })
+			p.wg.Go(func() {
+				defer p.close(c, up)
+				buf := make([]byte, 32<<10)
+				for {
+					n, err := c.Read(buf)
+					if err != nil {
+						return
+					}
+					p.mu.Lock()
+					mute := p.mute
+					p.mu.Unlock()
+					if mute {
+						continue
+					}
+					if _, err := up.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			})
 			p.wg.Go(func() {
 				defer p.close(c, up)
 				buf := make([]byte, 32<<10)
@@ -89,6 +107,12 @@ func (p *proxy) cut() {
 	for c := range p.conns {
 		c.Close()
 	}
+}
+
+func (p *proxy) setMute(mute bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mute = mute
 }
 
 func (p *proxy) set(down, deaf bool) {

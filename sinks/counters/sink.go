@@ -279,11 +279,13 @@ func (s *Stage) loop(ctx context.Context) error {
 			s.health.Set("counters", err)
 			return stop.error
 		}
+		// The outcome of what failed is unknown and does not matter: forget what is in memory, and take the position from Redis. That is so
+		// at the end too: what is in memory lacks the flush that failed, and a last sweep from here would move the watermarks past its events.
+		s.forget()
 		if ctx.Err() != nil {
+			s.setStale("failed")
 			return nil
 		}
-		// The outcome of what failed is unknown and does not matter: forget what is in memory, and take the position from Redis.
-		s.forget()
 		if errors.Is(err, errMoved) {
 			s.setStale("moved")
 			s.log.Warn("counters: Redis is not as this process left it; taking the position from it again", "error", err)
