@@ -44,12 +44,8 @@ func (b *backing) start(ctx context.Context, cfg Config, log *slog.Logger) error
 		return fmt.Errorf("the state directory %s is in use by another kanjo dev: stop that one, or give another --dir", cfg.Dir)
 	}
 	log.Info("starting the broker", "port", cfg.KafkaPort)
-	b.kafka, err = kfake.NewCluster(
-		kfake.NumBrokers(1), kfake.Ports(cfg.KafkaPort), kfake.DataDir(filepath.Join(cfg.Dir, "kafka")), kfake.ClusterID("kanjo-dev"),
-		kfake.BrokerConfigs(map[string]string{"group.initial.rebalance.delay.ms": "0"}),
-	)
-	if err != nil {
-		return fmt.Errorf("start the broker on port %d: %w", cfg.KafkaPort, err)
+	if b.kafka, err = startBroker(ctx, filepath.Join(cfg.Dir, "kafka"), cfg.KafkaPort, log); err != nil {
+		return err
 	}
 	log.Info("starting redis", "port", cfg.RedisPort)
 	b.redis, err = engines.StartRedis(ctx, engines.RedisConfig{DataDir: filepath.Join(cfg.Dir, "redis"), Port: cfg.RedisPort})
