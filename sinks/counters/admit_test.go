@@ -614,7 +614,7 @@ func TestANewLimitCannotCountBeforeItsCounterHasAHistory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := st.mark(ctx, seen, []string{seriesName("tokens", "user", Hour, ""), seriesName("tokens", "user", Total, "")}); err != nil {
+	if err := st.mark(ctx, seen, []string{seriesName("tokens", "user", Hour, ""), seriesName("tokens", "user", Total, "")}, false); err != nil {
 		t.Fatal(err)
 	}
 	check(ReasonIncomplete, leg(Hour, "shop"), "shop", "r2") // the window began before it was counted
@@ -624,10 +624,16 @@ func TestANewLimitCannotCountBeforeItsCounterHasAHistory(t *testing.T) {
 	d.rdb.HSet(ctx, stateKey(Bucket("shop")), "s:"+seriesName("tokens", "user", Total, "shop"), 0)
 	check("", leg(Total, "shop"), "shop", "r5") // as after a rebuild
 	// Marking again moves nothing.
-	if err := st.mark(ctx, seen, []string{seriesName("tokens", "user", Hour, "")}); err != nil {
+	if err := st.mark(ctx, seen, []string{seriesName("tokens", "user", Hour, "")}, false); err != nil {
 		t.Fatal(err)
 	}
 	check("", leg(Hour, "shop"), "shop", "r6")
+	// Where nothing was counted yet, nothing was missed.
+	check(ReasonIncomplete, leg(Day, "shop"), "shop", "r7")
+	if err := st.mark(ctx, seen, []string{seriesName("tokens", "user", Day, "")}, true); err != nil {
+		t.Fatal(err)
+	}
+	check("", leg(Day, "shop"), "shop", "r8")
 }
 
 func TestSeenIsOneOperationAndKnowsItsOwnRetry(t *testing.T) {

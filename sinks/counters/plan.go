@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -171,11 +172,15 @@ func (p *plan) forLimits() []string {
 // markMargin is how much later than one instance of the sink the others may learn of a new limit.
 const markMargin = time.Minute
 
-// mark records in every bucket since when the series of new limits are counted.
-func (s store) mark(ctx context.Context, seen []bucketState, names []string) error {
+// mark records in every bucket since when the series of new limits are counted: from the beginning when nothing was counted yet.
+func (s store) mark(ctx context.Context, seen []bucketState, names []string, nothingYet bool) error {
+	margin := strconv.FormatInt(markMargin.Milliseconds(), 10)
+	if nothingYet {
+		margin = ""
+	}
 	pipe := s.rdb.Pipeline()
 	for b := range seen {
-		args := []any{seen[b].gen, markMargin.Milliseconds()}
+		args := []any{seen[b].gen, margin}
 		for _, name := range names {
 			args = append(args, name)
 		}

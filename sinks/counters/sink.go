@@ -472,11 +472,28 @@ func (s *Stage) markNew(ctx context.Context) error {
 	if s.seen == nil || slices.Equal(names, s.marked) {
 		return nil
 	}
-	if err := s.store.mark(ctx, s.seen, names); err != nil {
+	nothingYet, err := s.nothingYet(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.store.mark(ctx, s.seen, names, nothingYet); err != nil {
 		return err
 	}
 	s.marked = names
 	return nil
+}
+
+// nothingYet reports that the log has no record and that whatever comes will be folded by this instance, or by one that starts later, so that
+// a limit which is new in a new installation has missed nothing.
+func (s *Stage) nothingYet(ctx context.Context) (bool, error) {
+	if !s.unused || s.events > 0 {
+		return false, nil
+	}
+	log, err := s.lookAtLog(ctx)
+	if err != nil {
+		return false, err
+	}
+	return log.empty() && len(s.owned) == len(log.ends), nil
 }
 
 func (s *Stage) record(ctx context.Context, r *kgo.Record) error {
