@@ -42,7 +42,7 @@ func (s *session) recoverPartition(ctx context.Context, p *partition) error {
 	if err != nil {
 		return err
 	}
-	if err := s.waitStable(ctx, p.number, end); err != nil {
+	if err := s.waitStable(ctx, p, end); err != nil {
 		return err
 	}
 	failpoint.Hit("deduper.mid_recovery")
@@ -127,21 +127,56 @@ func (s *session) checkPosition(ctx context.Context, p *partition) error {
 }
 
 // waitStable waits until the last stable offset of the partition has reached end.
-func (s *session) waitStable(ctx context.Context, number int32, end int64) error {
-	wait := 5 * time.Millisecond
+func (s *session) waitStable(ctx context.Context, p *partition, end int64) error {
+	wait, patience := 5*time.Millisecond, s.patience()
+	moved, last := time.Now(), int64(-1)
 	for {
-		stable, err := listed(s.adm.ListCommittedOffsets(ctx, schemas.TopicUnique))
+		all, err := listed(s.adm.ListCommittedOffsets(ctx, schemas.TopicUnique))
 		if err != nil {
 			return err
 		}
-		if stable[number].Offset >= end {
+		stable := all[p.number].Offset
+		if stable >= end {
 			return nil
+		}
+		if stable != last {
+			moved, last = time.Now(), stable
+		} else if time.Since(moved) > patience {
+			s.stalled(ctx, p, stable, end)
+			moved = time.Now()
 		}
 		if err := sleep(ctx, wait); err != nil {
 			return err
 		}
 		wait = min(2*wait, 250*time.Millisecond)
 	}
+}
+
+// patience is how long a recovery may stand before somebody is told why: a transaction that was cut off ends by its timeout.
+func (s *session) patience() time.Duration {
+	_, _, _, transaction := s.cfg.Kafka.Session()
+	return transaction
+}
+
+// stalled says what a recovery that stands at an offset of usage.unique waits for.
+func (s *session) stalled(ctx context.Context, p *partition, at, end int64) {
+	lookup, cancel := context.WithTimeout(ctx, s.patience())
+	defer cancel()
+	why := "no transaction is open there"
+	open, err := kafka.OpenTransactions(lookup, s.adm, schemas.TopicUnique, p.number)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		why = fmt.Sprintf("which transaction it waits for is not known: %v", err)
+	case len(open) > 0 && open[0].Hanging != "":
+		why = fmt.Sprintf("it waits for %s; it hangs, for %s: see docs/runbook.md, \"A transaction hangs\"", open[0], open[0].Hanging)
+	case len(open) > 0:
+		why = fmt.Sprintf("it waits for %s", open[0])
+	}
+	stands := fmt.Errorf("the recovery of partition %d has stood for %s at offset %d of %d of %s: %s", p.number, s.patience(), at, end, schemas.TopicUnique, why)
+	s.health.Set(checkRecovery, stands)
+	s.log.Warn("a recovery stands", "topic", schemas.TopicUnique, "partition", p.number, "offset", at, "end", end, "because", why)
 }
 
 // trust returns the offset of usage.unique from which the set of p must be completed. It resets the set when the log does not vouch for
@@ -204,9 +239,15 @@ func (s *session) replay(ctx context.Context, p *partition, topicID [16]byte, fr
 	stamp.TopicID, stamp.Partitions = topicID, s.facts.partitions
 	for next := from; next < end; {
 		s.metrics.remaining.WithLabelValues(p.label).Set(float64(end - next))
-		fetches := reader.PollFetches(ctx)
+		poll, cancel := context.WithTimeout(ctx, s.patience())
+		fetches := reader.PollFetches(poll)
+		cancel()
 		if ctx.Err() != nil {
 			return false, ctx.Err()
+		}
+		if errors.Is(fetches.Err0(), context.DeadlineExceeded) {
+			s.stalled(ctx, p, next, end)
+			continue
 		}
 		for _, e := range fetches.Errors() {
 			// Out of range, too: the retention passed the start since it was listed, and the next attempt lists it again.

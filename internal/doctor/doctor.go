@@ -16,7 +16,6 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/kanjo-dev/kanjo/internal/clickhouse"
 	"github.com/kanjo-dev/kanjo/internal/directory"
@@ -116,7 +115,7 @@ func (c Config) kafka(ctx context.Context, r *report) {
 	}
 	c.topics(ctx, r, adm, int32(len(meta.Brokers)))
 	c.control(ctx, r)
-	c.groups(ctx, r, cl, adm)
+	c.moving(ctx, r, adm)
 }
 
 func (c Config) topics(ctx context.Context, r *report, adm *kadm.Client, brokers int32) {
@@ -199,31 +198,6 @@ func (c Config) control(ctx context.Context, r *report) {
 		}
 	}
 	r.ok("control", "documents", strings.Join(counts, ", "))
-}
-
-func (c Config) groups(ctx context.Context, r *report, cl *kgo.Client, adm *kadm.Client) {
-	lags, err := adm.Lag(ctx, c.Groups...)
-	if err != nil {
-		r.bad(Warn, "groups", "lag", err.Error(), "give this user the right to describe consumer groups")
-		return
-	}
-	for _, group := range c.Groups {
-		l, ok := lags[group]
-		if !ok || l.Error() != nil {
-			r.bad(Warn, "groups", group, fmt.Sprintf("unknown: %v", l.Error()), "start the stage")
-			continue
-		}
-		lag := l.Lag.Total()
-		detail := fmt.Sprintf("%d members, %d records behind", len(l.Members), lag)
-		switch {
-		case len(l.Members) == 0:
-			r.bad(Warn, "groups", group, detail, "no process of this stage runs: start one")
-		case lag > c.LagMax:
-			r.bad(Warn, "groups", group, detail, "look at the stage's /readyz; add processes up to the partition count")
-		default:
-			r.ok("groups", group, detail)
-		}
-	}
 }
 
 func (c Config) redis(ctx context.Context, r *report) {
