@@ -86,6 +86,7 @@ const (
 	Unbilled Status = "unbilled" // no price book in the period
 	Failed   Status = "failed"   // it cannot be billed as it is configured: Reason says why
 	NotYet   Status = "not_yet"  // it was published after the period's end and used nothing in it
+	Open     Status = "open"     // the close ended before it came to this tenant
 
 	Unchanged Status = "unchanged" // nothing to adjust
 )
@@ -274,7 +275,7 @@ func (c *closing) plan() ([]*planned, error) {
 		case now.Before(p.notBefore) && !c.opts.DryRun:
 			r.Status, r.Series = InGrace, p.cut.Series
 		default:
-			r.Series = p.cut.Series
+			r.Status, r.Series = Open, p.cut.Series
 			ready = append(ready, p)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -222,6 +223,9 @@ func TestReadmeCommandsParse(t *testing.T) {
 	}
 }
 
+// words are what a shell makes of a line without anything fancier than double quotes.
+var words = regexp.MustCompile(`"[^"]*"|[^\s"]+`)
+
 // commandLine returns the arguments of a command in an indented or fenced line that begins with bin/kanjo.
 func commandLine(line, part string) ([]string, bool) {
 	trimmed := strings.TrimSpace(line)
@@ -231,7 +235,8 @@ func commandLine(line, part string) ([]string, bool) {
 	part, _, _ = strings.Cut(part, "#")
 	part, _, _ = strings.Cut(part, "&&")
 	var args []string
-	for _, a := range strings.Fields(part) {
+	for _, a := range words.FindAllString(part, -1) {
+		a = strings.Trim(a, `"`)
 		a = strings.NewReplacer("%[1]s", "dir", "%[2]s", "2026-10", "%[4]s", "INV-000001").Replace(a)
 		switch a { // files that the reader has, or makes
 		case "examples/control":

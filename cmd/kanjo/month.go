@@ -145,7 +145,7 @@ func printReport(w io.Writer, report *rater.Report) error {
 	}{
 		{rater.Issued, "issued"}, {rater.Already, "already final"}, {rater.Draft, "drafts"}, {rater.Unchanged, "unchanged"}, {rater.InGrace, "in grace"},
 		{rater.Held, "held"}, {rater.Failed, "failed"}, {rater.Unbilled, "not billed"},
-		{rater.NotYet, "not yet tenants"},
+		{rater.NotYet, "not yet tenants"}, {rater.Open, "still open"},
 	} {
 		if n := report.Count(s.status); n > 0 {
 			counts = append(counts, fmt.Sprintf("%d %s", n, s.words))

@@ -26,3 +26,13 @@ func TestEveryLineOfAPartyStandsInOneColumn(t *testing.T) {
 		t.Errorf("got %q in\n%s", got, &out)
 	}
 }
+
+func TestMoneyIsGrouped(t *testing.T) {
+	for in, want := range map[string]string{
+		"0": "0", "999": "999", "-1234567.80": "-1,234,567.80", "1000": "1,000", "170/31": "170/31", "16983/3100": "16,983/3,100", "-1234/7": "-1,234/7",
+	} {
+		if got := Money(in); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+}

@@ -115,7 +115,11 @@ func (p *Page) local(t time.Time) time.Time {
 }
 
 // Money groups the digits of an amount: 1234567.80 is 1,234,567.80.
+// A fraction such as 1170/31, which proration leaves in the steps of a line, has both its numbers grouped.
 func Money(amount string) string {
+	if over, under, ok := strings.Cut(amount, "/"); ok {
+		return Money(over) + "/" + Money(under)
+	}
 	sign := ""
 	if strings.HasPrefix(amount, "-") {
 		sign, amount = "-", amount[1:]
