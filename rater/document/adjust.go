@@ -93,6 +93,9 @@ func (d *differ) minus(a, b money.Amount) money.Amount {
 	return c
 }
 
+// documentedBefore names the step of an adjustment's line that takes off what earlier documents have.
+const documentedBefore = "documented before"
+
 // lines appends the lines whose amount differs: first those of now in their order, then those that are gone, by key.
 func (d *differ) lines(out, now *Body, before []*Body) {
 	was := make(map[string]money.Amount)
@@ -111,7 +114,7 @@ func (d *differ) lines(out, now *Body, before []*Body) {
 			return
 		}
 		if documented != 0 {
-			l.Steps = append(slices.Clone(l.Steps), Step{Name: "documented before", Amount: d.currency.Format(-documented)})
+			l.Steps = append(slices.Clone(l.Steps), Step{Name: documentedBefore, Amount: d.currency.Format(-documented)})
 		}
 		l.Amount = d.currency.Format(difference)
 		out.Lines = append(out.Lines, l)

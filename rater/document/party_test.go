@@ -36,3 +36,22 @@ func TestMoneyIsGrouped(t *testing.T) {
 		}
 	}
 }
+
+func TestTheArithmeticOfALineHolds(t *testing.T) {
+	price := Step{Name: "price", Quantity: "350", Price: "0.015", Amount: "5.25"}
+	before := Step{Name: documentedBefore, Amount: "-6.00"}
+	for _, c := range []struct {
+		line Line
+		want string
+	}{
+		{Line{Steps: []Step{price}, Exact: "5.25", Amount: "5.25"}, "350 × 0.015"},
+		{Line{Steps: []Step{price}, Exact: "5.25", Amount: "5.3"}, "350 × 0.015 = 5.25"},
+		{Line{Steps: []Step{price, before}, Exact: "5.25", Amount: "-0.75"}, "350 × 0.015 = 5.25, documented before -6.00"},
+		{Line{Steps: []Step{before}, Exact: "0", Amount: "-6.00"}, "0, documented before -6.00"},
+		{Line{Steps: []Step{{Name: "flat", Amount: "16983/3100"}}, Exact: "16983/3100", Amount: "5.48"}, "flat 16983/3100"},
+	} {
+		if got := c.line.Arithmetic(); got != c.want {
+			t.Errorf("got %q, want %q", got, c.want)
+		}
+	}
+}

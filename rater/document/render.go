@@ -155,12 +155,20 @@ func (l *Line) Name() string {
 // Arithmetic is the line's computation in words that a reader can check.
 func (l *Line) Arithmetic() string {
 	var parts []string
+	before := ""
 	for _, s := range l.Steps {
+		if s.Name == documentedBefore {
+			before = s.Amount // no part of what is exact now
+			continue
+		}
 		parts = append(parts, s.Arithmetic())
 	}
 	text := strings.Join(parts, " + ")
-	if l.Exact != l.Amount && text != "" {
+	if text != "" && !strings.HasSuffix(text, " "+l.Exact) && (l.Exact != l.Amount || before != "") {
 		text += " = " + l.Exact
+	}
+	if before != "" {
+		text = cmp.Or(text, l.Exact) + ", " + documentedBefore + " " + before
 	}
 	return text
 }
