@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
+	"hash/crc32"
 	"log/slog"
 	"net/url"
 	"os"
@@ -22,6 +22,9 @@ import (
 
 // startBroker starts the broker on the data in dir and ends the transactions that a crash cut off.
 func startBroker(ctx context.Context, dir string, port int, log *slog.Logger) (*kfake.Cluster, error) {
+	if err := mendIndexes(dir); err != nil {
+		return nil, fmt.Errorf("mend the indexes in %s: %w", dir, err)
+	}
 	broker, err := kfake.NewCluster(
 		kfake.NumBrokers(1), kfake.Ports(port), kfake.DataDir(dir), kfake.ClusterID("kanjo-dev"),
 		kfake.BrokerConfigs(map[string]string{"group.initial.rebalance.delay.ms": "0"}),
@@ -168,22 +171,7 @@ const (
 
 // scanSegment follows in open which transactions begin and end in a segment.
 func scanSegment(path string, open map[int64]int16) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	var h [batchHeader]byte
-	for at := int64(0); ; {
-		if _, err := f.ReadAt(h[:], at); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		length := int32(binary.BigEndian.Uint32(h[8:]))
-		if length < batchHeader-batchPrefix {
-			return fmt.Errorf("%s: the batch at byte %d has length %d", path, at, length)
-		}
+	return eachBatch(path, func(h []byte) {
 		attributes, producer := binary.BigEndian.Uint16(h[21:]), int64(binary.BigEndian.Uint64(h[43:]))
 		switch {
 		case attributes&control != 0:
@@ -191,6 +179,86 @@ func scanSegment(path string, open map[int64]int16) error {
 		case attributes&transactional != 0:
 			open[producer] = int16(binary.BigEndian.Uint16(h[51:]))
 		}
-		at += batchPrefix + int64(length)
+	})
+}
+
+// eachBatch calls f with the header of every whole batch of a segment, up to the first thing that is none: the broker cuts the segment
+// off there when it opens it.
+func eachBatch(path string, f func(header []byte)) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
 	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	var h [batchHeader]byte
+	for at := int64(0); at+batchHeader <= info.Size(); {
+		if _, err := file.ReadAt(h[:], at); err != nil {
+			return err
+		}
+		length := int32(binary.BigEndian.Uint32(h[8:]))
+		if length < batchHeader-batchPrefix {
+			return nil
+		}
+		if at += batchPrefix + int64(length); at <= info.Size() {
+			f(h[:])
+		}
+	}
+	return nil
+}
+
+// indexEntry is the size of what the broker keeps of a batch beside its segment, in <first offset>.idx: a version, the low byte
+// of the checksum of the rest, the leader epoch, a timestamp that it computes anew, and whether the batch was written in a transaction.
+const indexEntry = 15
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// mendIndexes adds the entries that indexes lack. The broker writes a batch and then its entry: when it is killed between them it takes the
+// batch, at the next start, as written outside of a transaction, which commits it, and reads every later entry for the wrong batch.
+func mendIndexes(dir string) error {
+	paths, err := filepath.Glob(filepath.Join(dir, "partitions", "*", "*.dat"))
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		var entries []byte
+		err := eachBatch(path, func(h []byte) {
+			e := make([]byte, indexEntry)
+			e[0] = 1
+			binary.LittleEndian.PutUint32(e[2:], binary.BigEndian.Uint32(h[12:]))
+			if binary.BigEndian.Uint16(h[21:])&(transactional|control) == transactional {
+				e[14] = 1
+			}
+			e[1] = byte(crc32.Checksum(e[2:], castagnoli))
+			entries = append(entries, e...)
+		})
+		if err != nil {
+			return err
+		}
+		if err := mendIndex(strings.TrimSuffix(path, ".dat")+".idx", entries); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func mendIndex(path string, entries []byte) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	whole := info.Size() / indexEntry * indexEntry
+	if whole >= int64(len(entries)) {
+		return nil
+	}
+	_, err = f.WriteAt(entries[whole:], whole)
+	return err
 }

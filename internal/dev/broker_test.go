@@ -123,6 +123,44 @@ func TestATransactionThatACrashCutOffIsAborted(t *testing.T) {
 	}
 }
 
+func TestABatchWhoseIndexEntryACrashCutOffIsNotCommitted(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "kafka")
+	broker := brokerOn(t, dir)
+	if _, err := kadm.NewClient(clientOf(t, broker)).CreateTopic(t.Context(), 2, 1, nil, "t"); err != nil {
+		t.Fatal(err)
+	}
+	one := clientOf(t, broker, kgo.TransactionalID("one"))
+	transact(t, one, "committed", true)
+	transact(t, one, "cut off", false)
+	dir = crashed(t, dir)
+	index := filepath.Join(dir, "partitions", "t-0", "0.idx")
+	intact, err := os.ReadFile(index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(index, int64(len(intact)-indexEntry)); err != nil {
+		t.Fatal(err)
+	}
+	// A machine that lost its power can leave zeros behind the last batch.
+	segment, err := os.OpenFile(filepath.Join(dir, "partitions", "t-0", "0.dat"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := segment.Write(make([]byte, 500)); err != nil {
+		t.Fatal(err)
+	}
+	if err := segment.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for start := range 2 { // the second on what the first left behind
+		broker = brokerOn(t, dir)
+		if got := committed(t, broker, 0); !slices.Equal(got, []string{"committed"}) {
+			t.Errorf("start %d: committed are %q", start, got)
+		}
+		broker.Close()
+	}
+}
+
 func TestATransactionThatIsOpenAtACleanStopStaysItsProducers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kafka")
 	broker := brokerOn(t, dir)
