@@ -46,12 +46,16 @@ func (c *countersServeCmd) Run(ctx context.Context, e *env) error {
 		return c.run(ctx, e, "counters", func(log *slog.Logger, reg prometheus.Registerer, health *ops.Health) (runner, error) {
 			health.Probe("kafka", kafka.Reach)
 			health.Probe("redis", redis.Reach)
-			fast, err := counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group, MaxHold: c.MaxHold}, log, reg, health)
-			if err != nil || database == nil {
-				return fast, err
+			follower, err := directory.NewFollower(kafka, log)
+			if err != nil {
+				return nil, err
 			}
-			stage, err := durable.NewStage(durable.Config{Kafka: kafka, Database: *database, MaxHold: c.MaxHold}, log, reg, health)
-			return beside{fast, stage}, err
+			fast, err := counters.New(counters.Config{Kafka: kafka, Redis: redis, Group: c.Group, Directory: follower, MaxHold: c.MaxHold}, log, reg, health)
+			if err != nil || database == nil {
+				return following{fast, follower}, err
+			}
+			stage, err := durable.NewStage(durable.Config{Kafka: kafka, Database: *database, Directory: follower, MaxHold: c.MaxHold}, log, reg, health)
+			return following{beside{fast, stage}, follower}, err
 		})
 	})
 }

@@ -26,6 +26,6 @@ type Log struct {
 
 // LookAtLog looks up how far usage.unique reaches. dir says how far an event may lie ahead of its record.
 func LookAtLog(ctx context.Context, cl *kgo.Client, dir *directory.Directory) (Log, error) {
-	v, err := (&Stage{cl: cl, follower: directory.Static(dir)}).lookAtLog(ctx)
+	v, err := (&Stage{cl: cl, cfg: Config{Directory: directory.Static(dir)}}).lookAtLog(ctx)
 	return Log{Starts: v.starts, Ends: v.ends, Since: v.since}, err
 }

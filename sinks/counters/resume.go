@@ -193,7 +193,7 @@ func (s *Stage) lookAtLog(ctx context.Context) (logView, error) {
 		}
 	}
 	// Records are stamped with IngestedAt, and an event may lie ahead of it as far as its source is trusted.
-	v.since = v.since.Add(maxFuture(s.follower.Current(), time.Now()))
+	v.since = v.since.Add(maxFuture(s.cfg.Directory.Current(), time.Now()))
 	return v, nil
 }
 
@@ -210,7 +210,7 @@ func maxFuture(dir *directory.Directory, now time.Time) time.Duration {
 // beginMissing begins a generation, from the start of the log, in every bucket that has no state, is marked as lost, or has seen
 // evictions. Of several instances that find this at once one wins per bucket, and the others see its generation.
 func (s *Stage) beginMissing(ctx context.Context, states []bucketState, log logView) ([]bucketState, error) {
-	p, err := newPlan(s.follower.Current(), time.Now())
+	p, err := newPlan(s.cfg.Directory.Current(), time.Now())
 	if err != nil {
 		return nil, stopError{fmt.Errorf("counters: %w", err)}
 	}

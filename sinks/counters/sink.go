@@ -28,13 +28,13 @@ import (
 	"github.com/kanjo-dev/kanjo/schemas"
 )
 
-// Config configures the sink. The zero value of each field but Kafka and Redis has a use.
+// Config configures the sink. The zero value of each field but Kafka, Redis and Directory has a use.
 type Config struct {
 	Kafka kafka.Config
 	Redis redis.Config
 	// Group is the consumer group; empty is kanjo-counters.
 	Group string
-	// Directory is the control plane; nil makes the sink follow kanjo.control itself.
+	// Directory is the control plane. It is followed by whoever built it, and must outlive Run.
 	Directory *directory.Follower
 	Grace     Grace
 	// FlushEvery bounds how long an event waits in memory for others; zero is 100 ms.
@@ -66,6 +66,9 @@ func (c Config) withDefaults() Config {
 // Validate reports every problem at once.
 func (c Config) Validate() error {
 	errs := []error{c.Kafka.Validate(), c.Redis.Validate()}
+	if c.Directory == nil {
+		errs = append(errs, errors.New("counters: no control plane given"))
+	}
 	for _, d := range []struct {
 		name  string
 		value time.Duration
@@ -103,7 +106,6 @@ type Stage struct {
 	joined chan struct{} // closed when cl is set
 
 	// Only Run's goroutine touches these.
-	follower  *directory.Follower
 	plan      *plan
 	fold      *fold
 	marked    []string          // series whose beginning the buckets know
@@ -156,17 +158,7 @@ func (s *Stage) Run(ctx context.Context) error {
 	defer s.rdb.Close()
 	s.store = store{s.rdb}
 
-	var following sync.WaitGroup
-	followCtx, stopFollowing := context.WithCancel(ctx)
-	defer following.Wait()
-	defer stopFollowing()
-	if s.follower = s.cfg.Directory; s.follower == nil {
-		if s.follower, err = directory.NewFollower(s.cfg.Kafka, s.log); err != nil {
-			return err
-		}
-		following.Go(func() { s.follower.Run(followCtx) }) // its error reaches whoever asks it
-	}
-	if err := s.follower.WaitLoaded(ctx); err != nil {
+	if err := s.cfg.Directory.WaitLoaded(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -434,12 +426,12 @@ const (
 
 // usePlan makes sure that the fold follows a control plane read at least to offset.
 func (s *Stage) usePlan(ctx context.Context, offset int64) error {
-	dir := s.follower.Current()
+	dir := s.cfg.Directory.Current()
 	if dir.Offset() < offset {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
 		var err error
-		if dir, err = s.follower.CaughtUp(ctx); err != nil {
+		if dir, err = s.cfg.Directory.CaughtUp(ctx); err != nil {
 			if errors.Is(err, directory.ErrStopped) {
 				return stopError{fmt.Errorf("counters: %w", err)}
 			}

@@ -27,7 +27,7 @@ type Config struct {
 	Database sqldb.Config
 	// Group is the consumer group; empty is kanjo-durable. Its offsets are for people: positions are in the database.
 	Group string
-	// Directory is the control plane; nil makes the stage follow kanjo.control itself.
+	// Directory is the control plane. It is followed by whoever built it, and must outlive Run.
 	Directory *directory.Follower
 	Grace     counters.Grace
 	// FlushEvery bounds how long an event waits in memory for others; zero is 100 ms.
@@ -41,6 +41,9 @@ type Config struct {
 // Validate reports every problem at once.
 func (c Config) Validate() error {
 	errs := []error{c.Kafka.Validate(), c.Database.Validate()}
+	if c.Directory == nil {
+		errs = append(errs, errors.New("durable counters: no control plane given"))
+	}
 	if c.FlushEvery < 0 || c.TidyEvery < 0 || c.MaxHold < 0 {
 		errs = append(errs, errors.New("durable counters: flush-every, tidy-every and max-hold must not be negative"))
 	}
@@ -54,8 +57,6 @@ type Stage struct {
 	health  *ops.Health
 	metrics *metrics
 	*Store
-
-	follower *directory.Follower
 
 	// mu guards what the group's callbacks share with Run's goroutine.
 	mu    sync.Mutex
@@ -131,17 +132,7 @@ func (s *Stage) Run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	s.Store = New(db, engine)
-	var following sync.WaitGroup
-	followCtx, stopFollowing := context.WithCancel(ctx)
-	defer following.Wait()
-	defer stopFollowing()
-	if s.follower = s.cfg.Directory; s.follower == nil {
-		if s.follower, err = directory.NewFollower(s.cfg.Kafka, s.log); err != nil {
-			return err
-		}
-		following.Go(func() { s.follower.Run(followCtx) }) // its error reaches whoever asks it
-	}
-	if err := s.follower.WaitLoaded(ctx); err != nil {
+	if err := s.cfg.Directory.WaitLoaded(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -185,7 +176,7 @@ func (s *Stage) session(ctx context.Context) (err error) {
 		}
 		return err
 	}
-	if s.plan, err = newPlan(s.follower.Current(), s.cfg.Grace); err != nil {
+	if s.plan, err = newPlan(s.cfg.Directory.Current(), s.cfg.Grace); err != nil {
 		return stopError{fmt.Errorf("durable counters: %w", err)}
 	}
 	s.fold, s.prepared = newFold(), make(map[string]bool)
@@ -430,7 +421,7 @@ func (s *Stage) read(ctx context.Context) error {
 			}
 			s.tidied = time.Now()
 		}
-		if err := s.replan(s.follower.Current()); err != nil {
+		if err := s.replan(s.cfg.Directory.Current()); err != nil {
 			return err
 		}
 		s.health.Set("durable", nil)
@@ -513,7 +504,7 @@ func (s *Stage) record(ctx context.Context, r *kgo.Record) error {
 func (s *Stage) catchUp(ctx context.Context, offset int64) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	dir, err := s.follower.CaughtUp(ctx)
+	dir, err := s.cfg.Directory.CaughtUp(ctx)
 	if errors.Is(err, directory.ErrStopped) {
 		return stopError{fmt.Errorf("durable counters: %w", err)}
 	}
