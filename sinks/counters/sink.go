@@ -481,11 +481,11 @@ func (s *Stage) nothingYet(ctx context.Context) (bool, error) {
 	if !s.unused || s.events > 0 {
 		return false, nil
 	}
-	log, err := s.lookAtLog(ctx)
+	log, err := LookAtLog(ctx, s.cl, s.cfg.Directory.Current())
 	if err != nil {
 		return false, err
 	}
-	return log.empty() && len(s.owned) == len(log.ends), nil
+	return log.empty() && len(s.owned) == len(log.Ends), nil
 }
 
 func (s *Stage) record(ctx context.Context, r *kgo.Record) error {
