@@ -78,9 +78,6 @@ func (s stores) rebuilder(ctx context.Context, e *env, f func(counters.Rebuilder
 	}
 	defer cl.Close()
 	listed, err := kafka.Offsets(ctx, kadm.NewClient(cl).ListStartOffsets, schemas.TopicUnique)
-	if err == nil {
-		err = listed.Error()
-	}
 	if err != nil {
 		return fmt.Errorf("look up where %s begins: %w", schemas.TopicUnique, err)
 	}

@@ -313,15 +313,12 @@ func endOffsetOnce(ctx context.Context, cl *kgo.Client) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	ends, err := kafka.Offsets(ctx, kadm.NewClient(cl).ListEndOffsets, schemas.TopicControl)
-	if err != nil {
-		return 0, fmt.Errorf("fetch the end of %s: %w", schemas.TopicControl, err)
-	}
 	end, ok := ends.Lookup(schemas.TopicControl, 0)
 	switch {
-	case !ok, errors.Is(end.Err, kerr.UnknownTopicOrPartition):
+	case errors.Is(err, kerr.UnknownTopicOrPartition), err == nil && !ok:
 		return 0, errNoTopic
-	case end.Err != nil:
-		return 0, fmt.Errorf("fetch the end of %s: %w", schemas.TopicControl, end.Err)
+	case err != nil:
+		return 0, fmt.Errorf("fetch the end of %s: %w", schemas.TopicControl, err)
 	}
 	return end.Offset, nil
 }

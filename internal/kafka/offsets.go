@@ -14,16 +14,20 @@ import (
 const leaderPatience = 15 * time.Second
 
 // Offsets asks by list, which is a method of [kadm.Client] such as ListEndOffsets, and asks again while the leader of a partition is
-// changing, which kadm reports as that partition's error and does not try again. A topic that is not known is answered at once.
+// changing, which kadm reports as that partition's error and does not try again. The error is kadm's, or a partition's; a topic that
+// is not known is one at once.
 func Offsets(ctx context.Context, list func(context.Context, ...string) (kadm.ListedOffsets, error), topics ...string) (kadm.ListedOffsets, error) {
 	for giveUp := time.Now().Add(leaderPatience); ; {
 		offsets, err := list(ctx, topics...)
-		if err != nil || !changingLeader(offsets) || time.Now().After(giveUp) {
-			return offsets, err
+		if err != nil {
+			return nil, err
+		}
+		if !changingLeader(offsets) || time.Now().After(giveUp) {
+			return offsets, offsets.Error()
 		}
 		select {
 		case <-ctx.Done():
-			return offsets, nil
+			return offsets, offsets.Error()
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

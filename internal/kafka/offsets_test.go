@@ -29,7 +29,7 @@ func TestOffsetsAreAskedForAgainWhileALeaderChanges(t *testing.T) {
 			asked++
 			return answer(c.answers[asked-1]), nil
 		}, "a")
-		if err != nil || asked != c.asked || !errors.Is(got["a"][1].Err, c.want) || got["a"][1].Offset != 9 {
+		if !errors.Is(err, c.want) || asked != c.asked || !errors.Is(got["a"][1].Err, c.want) || got["a"][1].Offset != 9 {
 			t.Errorf("%s: asked %d times, %v, %v", c.name, asked, got, err)
 		}
 	}

@@ -77,16 +77,10 @@ func Ends(ctx context.Context, cl *kgo.Client, topic string) (starts, ends map[i
 	adm := kadm.NewClient(cl)
 	starts, ends = make(map[int32]int64), make(map[int32]int64)
 	first, err := kafka.Offsets(ctx, adm.ListStartOffsets, topic)
-	if err == nil {
-		err = first.Error()
-	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("look up the start of topic %s: %w", topic, err)
 	}
 	next, err := kafka.Offsets(ctx, adm.ListEndOffsets, topic)
-	if err == nil {
-		err = next.Error()
-	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("look up the end of topic %s: %w", topic, err)
 	}

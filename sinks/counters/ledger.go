@@ -36,16 +36,10 @@ func (l Ledger) Fence(ctx context.Context) ([]int64, error) {
 	}
 	adm := kadm.NewClient(l.Kafka)
 	starts, err := kafka.Offsets(ctx, adm.ListStartOffsets, schemas.TopicUnique)
-	if err == nil {
-		err = starts.Error()
-	}
 	if err != nil {
 		return nil, fmt.Errorf("look up the start of usage.unique: %w", err)
 	}
 	ends, err := kafka.Offsets(ctx, adm.ListCommittedOffsets, schemas.TopicUnique)
-	if err == nil {
-		err = ends.Error()
-	}
 	if err != nil {
 		return nil, fmt.Errorf("look up the end of usage.unique: %w", err)
 	}
