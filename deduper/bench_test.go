@@ -1,14 +1,11 @@
 package deduper_test
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -59,16 +56,12 @@ func now(broker int) mark {
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
 		panic(err)
 	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", broker))
+	brokers, err := engines.ProcessorTime(broker)
 	if err != nil {
 		panic(err)
 	}
-	var user, system int64 // in ticks of 10 ms
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+2:]))
-	fmt.Sscan(fields[11], &user)
-	fmt.Sscan(fields[12], &system)
 	m := mark{broker: broker, wall: time.Now(), cpu: time.Duration(ru.Utime.Nano() + ru.Stime.Nano())}
-	m.all = m.cpu + time.Duration(user+system)*10*time.Millisecond
+	m.all = m.cpu + brokers
 	return m
 }
 

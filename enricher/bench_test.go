@@ -8,8 +8,6 @@ import (
 	"os"
 	"runtime/pprof"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -133,20 +131,12 @@ func benchmarkEnrich(b *testing.B, record func(i int, at string) *kgo.Record) {
 
 // cpuMicros returns the processor time that this process and another one have used.
 func cpuMicros(b *testing.B, pid int) (micros float64) {
-	for _, stat := range []string{"/proc/self/stat", fmt.Sprintf("/proc/%d/stat", pid)} {
-		text, err := os.ReadFile(stat)
+	for _, p := range []int{os.Getpid(), pid} {
+		d, err := engines.ProcessorTime(p)
 		if err != nil {
 			b.Fatal(err)
 		}
-		// The fields after the parenthesised command; user and system time are the 14th and 15th of the whole, in ticks of 10 ms.
-		fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-		for _, f := range fields[11:13] {
-			ticks, err := strconv.ParseInt(f, 10, 64)
-			if err != nil {
-				b.Fatal(err)
-			}
-			micros += float64(ticks) * 10_000
-		}
+		micros += float64(d.Microseconds())
 	}
 	return micros
 }

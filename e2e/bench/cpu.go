@@ -3,15 +3,12 @@ package main
 import (
 	"fmt"
 	"maps"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-)
 
-// ticksPerSecond is the unit of the processor times in /proc/<pid>/stat (proc(5)); Linux fixes it at 100 for programs.
-const ticksPerSecond = 100
+	"github.com/kanjo-dev/kanjo/internal/engines"
+)
 
 // processors returns the processor time that each process of the pipeline has used, the engines included, by name.
 func (p *pipeline) processors() map[string]time.Duration {
@@ -21,19 +18,9 @@ func (p *pipeline) processors() map[string]time.Duration {
 	}
 	used := make(map[string]time.Duration, len(pids))
 	for name, pid := range pids {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			continue // it has ended
+		if d, err := engines.ProcessorTime(pid); err == nil { // else it has ended
+			used[name] = d
 		}
-		// The second field is the program's name in parentheses, which may hold spaces; user and system time are the 12th and
-		// 13th after it.
-		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-		if len(f) < 13 {
-			continue
-		}
-		user, _ := strconv.ParseInt(f[11], 10, 64)
-		system, _ := strconv.ParseInt(f[12], 10, 64)
-		used[name] = time.Duration(user+system) * time.Second / ticksPerSecond
 	}
 	return used
 }
