@@ -150,7 +150,7 @@ func (c *counting) settleDown() {
 			if ctx.Err() != nil {
 				c.t.Fatal("the buckets are not whole in time")
 			}
-			time.Sleep(20 * time.Millisecond) // between two questions
+			time.Sleep(20 * time.Millisecond) // Redis and HTTP are polled by their nature; nothing signals a change
 		}
 	}
 }
@@ -322,7 +322,7 @@ func TestASettlementCarriesItsEventAndTheLogTakesOver(t *testing.T) {
 		if ctx.Err() != nil {
 			t.Fatal(a)
 		}
-		time.Sleep(20 * time.Millisecond) // between two questions
+		time.Sleep(20 * time.Millisecond) // Redis and HTTP are polled by their nature; nothing signals a change
 	}
 	if a, got := c.ask("/v1/reservations/r1/settle", appKey, m{"tenant": "brooklyn", "amounts": m{"ai_request": 2}}); a.status != 200 || got["replayed"] != true {
 		t.Error(a)
@@ -598,7 +598,7 @@ func TestALimitThatIsNewIsNotTakenForUnused(t *testing.T) {
 		if ctx.Err() != nil {
 			t.Fatal("the sink has not said since when it counts")
 		}
-		time.Sleep(20 * time.Millisecond) // between two questions
+		time.Sleep(20 * time.Millisecond) // Redis and HTTP are polled by their nature; nothing signals a change
 	}
 	if a, got := c.ask("/v1/reservations", appKey, ask); a.status != 503 || got["cause"] != "incomplete" {
 		t.Error(a)
