@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
@@ -91,9 +92,13 @@ func (l Ledger) passMarkers(ctx context.Context, fence, last []int64) error {
 	if len(ends) == 0 {
 		return nil
 	}
-	cl, err := kgo.NewClient(append(l.Kafka.Opts(), kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{schemas.TopicUnique: from}),
-		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.KeepControlRecords(), kgo.FetchMaxPartitionBytes(64<<10),
-		kgo.FetchMaxWait(markerWait))...)
+	// The other client's options are shared with rebuilders that run beside this one: they are copied, and what a new client would sort in place, the list
+	// of codecs, is replaced; a reader packs nothing.
+	cl, err := kgo.NewClient(slices.Concat(l.Kafka.Opts(), []kgo.Opt{
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{schemas.TopicUnique: from}),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.KeepControlRecords(), kgo.FetchMaxPartitionBytes(64 << 10),
+		kgo.FetchMaxWait(markerWait), kgo.ProducerBatchCompression(),
+	})...)
 	if err != nil {
 		return fmt.Errorf("read usage.unique: %w", err)
 	}
