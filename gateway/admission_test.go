@@ -155,6 +155,23 @@ func (c *counting) settleDown() {
 	}
 }
 
+// unique puts on usage.unique what the deduper would.
+func (c *counting) unique(e *schemas.UsageEvent) {
+	c.t.Helper()
+	cl, err := c.kafka.NewClient()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer cl.Close()
+	rec := &kgo.Record{Topic: schemas.TopicUnique, Partition: e.Key.Partition(2), Key: e.Key[:], Value: e.AppendValue(nil), Timestamp: e.IngestedAt}
+	for _, h := range e.AppendHeaders(nil) {
+		rec.Headers = append(rec.Headers, kgo.RecordHeader(h))
+	}
+	if err := cl.ProduceSync(c.deadline(), rec).FirstErr(); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
 // ask posts a body and returns the status with the decoded answer.
 func (c *counting) ask(path, key string, body any) (answer, map[string]any) {
 	c.t.Helper()
@@ -301,18 +318,7 @@ func TestASettlementCarriesItsEventAndTheLogTakesOver(t *testing.T) {
 		Source: "/app/assistant", ID: "e1", Key: schemas.KeyOf("/app/assistant", "e1"), Type: schemas.TypeUsage, Tenant: "brooklyn", OccurredAt: time.Now().UTC(),
 		IngestedAt: time.Now().UTC(), Measures: []schemas.Measure{{Metric: "ai_request", Units: 2}}, Dimensions: []schemas.Dimension{{Name: "user", Value: "u1"}}, Reservation: "r1",
 	}
-	cl, err := c.kafka.NewClient()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cl.Close()
-	rec := &kgo.Record{Topic: schemas.TopicUnique, Partition: e.Key.Partition(2), Key: e.Key[:], Value: e.AppendValue(nil), Timestamp: e.IngestedAt}
-	for _, h := range e.AppendHeaders(nil) {
-		rec.Headers = append(rec.Headers, kgo.RecordHeader(h))
-	}
-	if err := cl.ProduceSync(t.Context(), rec).FirstErr(); err != nil {
-		t.Fatal(err)
-	}
+	c.unique(&e)
 	ctx := c.deadline()
 	for {
 		a = c.do(http.MethodGet, "/v1/tenants/brooklyn/limits?user=u1", appKey, nil, "")
@@ -580,34 +586,6 @@ func TestWithoutControlPlaneOrRedisNothingIsCounted(t *testing.T) {
 type notLoaded struct{ *directory.Follower }
 
 func (notLoaded) Current() *directory.Directory { return nil }
-
-func TestALimitThatIsNewIsNotTakenForUnused(t *testing.T) {
-	c := newCounting(t, 20*time.Second)
-	c.applyYAML("kind: Limit\nname: workflow-hour\nspec: {metric: cache_read_tokens, per: workflow, window: hour, maximum: 5}\n---\nkind: Limit\nname: shop-hour\nspec: {metric: cache_read_tokens, window: hour, maximum: 50}\n")
-	if _, err := c.follow.CaughtUp(c.deadline()); err != nil {
-		t.Fatal(err)
-	}
-	ask := m{"id": "r1", "tenant": "brooklyn", "subjects": m{"workflow": "w1"}, "amounts": m{"cache_read_tokens": 1}}
-	if a, got := c.ask("/v1/reservations", appKey, ask); a.status != 503 || got["cause"] != "incomplete" {
-		t.Error(a)
-	}
-	ctx := c.deadline()
-	key := fmt.Sprintf("kanjo:{k:%03d}:state", counters.Bucket("brooklyn"))
-	const mark = "s:17:cache_read_tokens:8:workflow:h:"
-	for c.rdb.HGet(ctx, key, mark).Err() != nil {
-		if ctx.Err() != nil {
-			t.Fatal("the sink has not said since when it counts")
-		}
-		time.Sleep(20 * time.Millisecond) // Redis and HTTP are polled by their nature; nothing signals a change
-	}
-	if a, got := c.ask("/v1/reservations", appKey, ask); a.status != 503 || got["cause"] != "incomplete" {
-		t.Error(a)
-	}
-	c.rdb.HSet(ctx, key, mark, 1) // as after a rebuild, or in the next hour
-	if a, got := c.ask("/v1/reservations", appKey, ask); a.status != 200 || len(got["limits"].([]any)) != 2 {
-		t.Error(a)
-	}
-}
 
 func TestT41TheDoorAnswersForABlackHole(t *testing.T) {
 	c := newCounting(t, 50*time.Millisecond)
